@@ -1,0 +1,91 @@
+"""What every benchmark needs: bars, timing, the peak memory of a command, versions and machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("urank", "numpy", "polars", "pyarrow", "scikit-learn", "scipy")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A measured value and the goal it is held against: at least, at most, or none."""
+
+    name: str
+    value: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        above = self.at_least is None or self.value >= self.at_least
+        return above and (self.at_most is None or self.value <= self.at_most)
+
+    @property
+    def goal(self) -> str:
+        if self.at_least is not None:
+            return f"≥ {self.at_least:g}"
+        return f"≤ {self.at_most:g}" if self.at_most is not None else "–"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "holds": self.holds}
+
+
+def median_seconds(*actions: Callable[[], object], repeats: int = 3) -> list[float]:
+    """The median time of each action; they take turns, so that a slow moment of the machine hits them alike."""
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(repeats):
+        for action, measured in zip(actions, times, strict=True):
+            start = time.perf_counter()
+            action()
+            measured.append(time.perf_counter() - start)
+    return [statistics.median(measured) for measured in times]
+
+
+def peak_memory(*arguments: object) -> tuple[float, float]:
+    """Run `python ARGUMENTS` and return its peak resident memory in MB and its seconds."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *map(str, arguments)])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{arguments} ended with exit code {process.returncode}")
+    return usage.ru_maxrss / 1024, time.perf_counter() - start
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, so that a result can be judged later."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def write_results(name: str, results: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def show(bars: list[Bar]) -> None:
+    table = Table("name", "value", "unit", "goal", "holds", box=None, header_style="bold")
+    for bar in bars:
+        table.add_row(bar.name, f"{bar.value:.3g}", bar.unit, bar.goal, "yes" if bar.holds else "NO")
+    Console().print(table)

@@ -1,0 +1,61 @@
+"""The command line: thin commands over the API. A refusal is one sentence on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from urank import __version__
+from urank.cli.inspect import inspect_command
+from urank.cli.prepare import prepare_command
+from urank.cli.simulate import simulate_command
+from urank.errors import UrankError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="urank",
+    help="Learn, from the click log a ranking system already writes, the order that earns the most clicks or revenue.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"urank {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version it is."),
+) -> None:
+    pass
+
+
+app.command("simulate")(simulate_command)
+app.command("prepare")(prepare_command)
+app.command("inspect")(inspect_command)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except UrankError as error:
+        _refuse(str(error))
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _refuse(sentence: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print("Error:", sentence, markup=False)
+    sys.exit(2)

@@ -1,0 +1,53 @@
+"""Options that several commands share, and how they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from urank.errors import ConfigError
+from urank.log.read import Log, read
+from urank.log.schema import ROLES
+
+__all__ = ["Categorical", "Column", "Drop", "Json", "Overwrite", "Quiet", "open_log", "print_json"]
+
+_ROLE_HELP = "; ".join(f"**{role}**: {meaning}" for role, meaning in ROLES.items())
+
+Column = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        "-c",
+        metavar="ROLE=NAME",
+        help=f"Which column plays a role, where its name differs, as `position=rank`. May be repeated. {_ROLE_HELP}.",
+    ),
+]
+Categorical = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A column of numbers that are names (ids, codes). May be repeated."),
+]
+Drop = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A column to leave out. May be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output, and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and print nothing but errors.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+
+
+def open_log(
+    source: str, column: Sequence[str] | None, categorical: Sequence[str] | None, drop: Sequence[str] | None
+) -> Log:
+    """Open the log that the shared options describe."""
+    columns: dict[str, str] = {}
+    for entry in column or ():
+        role, equals, name = entry.partition("=")
+        if not equals or not role or not name:
+            raise ConfigError(f"--column takes ROLE=NAME, as position=rank; got '{entry}'")
+        columns[role] = name
+    return read(source, columns=columns, categorical=categorical or (), drop=drop or ())
+
+
+def print_json(value: Any) -> None:
+    """Print a value for machines."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,77 @@
+"""`urank prepare`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
+from urank.log.prepare import prepare
+from urank.progress import bars
+from urank.report.tables import Table
+from urank.report.terminal import terminal_table
+
+__all__ = ["prepare_command"]
+
+
+class Split(StrEnum):
+    """How queries are held out."""
+
+    hash = "hash"
+    time = "time"
+
+
+def prepare_command(
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="Parquet or CSV (also gzipped): a file, a folder, or a glob in quotes.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the prepared log.")],
+    split: Annotated[
+        Split,
+        typer.Option(
+            help="Hold out queries by the hash of their id (a query keeps its place when data is added), "
+            "or the newest ones by time."
+        ),
+    ] = Split.hash,
+    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for validation.")] = 0.1,
+    test: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for the test.")] = 0.1,
+    column: Column = None,
+    categorical: Categorical = None,
+    drop: Drop = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn an impression log into one row per query, split into train, valid and test.
+
+    The log has a row for each item shown: which query, at which position, clicked or not, and the item's features.
+    It may be in any order and larger than memory. A log that breaks a rule is refused with the file and the row, and
+    nothing is left behind.
+
+    Example: `urank prepare log.parquet -o prepared -c position=rank -c click=clicked`
+    """
+    source = open_log(log, column, categorical, drop)
+    with bars(quiet=quiet or json) as report:
+        description = prepare(
+            source, output, split=split.value, valid=valid, test=test, overwrite=overwrite, report=report
+        )
+    if json:
+        print_json(description)
+    elif not quiet:
+        rows = [
+            (name, *(f"{counts[key]:,}" for key in ("queries", "lists", "rows", "clicks")))
+            for name, counts in description["counts"].items()
+        ]
+        console = Console()
+        console.print(terminal_table(Table(("split", "queries", "lists", "impressions", "clicks"), rows)))
+        kinds = [feature["kind"] for feature in description["features"]]
+        console.print(
+            f"{description['positions']} positions, {kinds.count('numeric')} numeric and "
+            f"{kinds.count('categorical')} categorical features, written to {output}",
+            highlight=False,
+            soft_wrap=True,
+        )

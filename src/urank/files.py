@@ -1,0 +1,70 @@
+"""Files and folders that appear complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from urank.errors import ConfigError
+
+__all__ = ["new_file", "new_folder"]
+
+
+@contextmanager
+def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its name when the block ends well, and vanishes when it fails.
+
+    Args:
+        folder: the name it takes; missing parents are made.
+        marker: a file that every folder of this kind holds. Only a folder that holds it is ever replaced.
+        overwrite: replace an earlier folder of this kind.
+    """
+    target = Path(folder).absolute()
+    target = target.resolve() if target.is_symlink() else target
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        if not overwrite:
+            raise ConfigError(f"{folder} exists already; choose another name or pass --overwrite")
+        if not (target / marker).is_file():
+            raise ConfigError(f"{folder} holds something else (it has no {marker}), so it is not replaced")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        working = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+    replaced = working.with_name(working.name + ".old")
+    try:
+        yield working
+        working.chmod(0o755)
+        if target.exists():
+            target.rename(replaced)
+        working.rename(target)
+    finally:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        shutil.rmtree(working, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its name when the block ends well, and vanishes when it fails."""
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"{path} is a folder; a file name is needed")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    os.close(handle)
+    working = Path(name)
+    try:
+        yield working
+        working.chmod(0o644)
+        working.replace(target)
+    finally:
+        working.unlink(missing_ok=True)

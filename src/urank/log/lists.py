@@ -1,0 +1,82 @@
+"""Ragged lists: rows of items that belong to queries, as flat arrays with offsets, or padded with a mask.
+
+The items of query `q` are the rows `offsets[q]` up to, not including, `offsets[q + 1]`. A padded array has shape
+`[B, n, ...]` and always travels with its mask `where[B, n]`; what stands in the padding means nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["list_ids", "offsets_of_runs", "pad", "positions_by_score", "where_items"]
+
+
+def offsets_of_runs(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Offsets of the runs of equal neighbours in `keys`.
+
+    >>> offsets_of_runs(np.array([7, 7, 3, 9, 9, 9])).tolist()
+    [0, 2, 3, 6]
+    >>> offsets_of_runs(np.array([])).tolist()
+    [0]
+    """
+    if len(keys) == 0:
+        return np.zeros(1, dtype=np.int64)
+    starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+    return np.concatenate([[0], starts, [len(keys)]]).astype(np.int64)
+
+
+def list_ids(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of the list that each row belongs to.
+
+    >>> list_ids(np.array([0, 2, 3])).tolist()
+    [0, 0, 1]
+    """
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def where_items(offsets: NDArray[np.int64], width: int | None = None) -> NDArray[np.bool_]:
+    """The mask `[B, n]` of a padded batch: true where there is an item.
+
+    >>> where_items(np.array([0, 2, 3])).tolist()
+    [[True, True], [True, False]]
+    """
+    lengths = np.diff(offsets)
+    width = int(lengths.max(initial=0)) if width is None else width
+    if lengths.max(initial=0) > width:
+        raise ValueError(f"width must be at least the longest list, {lengths.max()}; got {width}")
+    mask: NDArray[np.bool_] = np.arange(width) < lengths[:, None]
+    return mask
+
+
+def pad(values: NDArray[Any], offsets: NDArray[np.int64], *, fill: float = 0, width: int | None = None) -> NDArray[Any]:
+    """Flat rows `[rows, ...]` as a padded batch `[B, n, ...]`; `padded[where_items(offsets)]` gives the rows back.
+
+    >>> pad(np.array([5, 6, 7]), np.array([0, 2, 3])).tolist()
+    [[5, 6], [7, 0]]
+    """
+    mask = where_items(offsets, width)
+    padded = np.full((*mask.shape, *values.shape[1:]), fill, dtype=values.dtype)
+    padded[mask] = values
+    return padded
+
+
+def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """The 1-based position `[B, n]` of each item when a list is sorted by falling score.
+
+    Ties are broken by input order; items that are masked out come after all others. This is the only place in urank
+    that turns scores into positions.
+
+    >>> positions_by_score(np.array([[0.1, 0.9, 0.9]])).tolist()
+    [[3, 1, 2]]
+    """
+    keys = -np.asarray(scores, dtype=np.float64)
+    if np.isnan(keys if where is None else keys[where]).any():
+        raise ValueError("scores must be numbers; got NaN")
+    masked = np.zeros_like(keys, dtype=bool) if where is None else ~where
+    order = np.lexsort((keys, masked), axis=-1)
+    positions = np.empty_like(order)
+    np.put_along_axis(positions, order, np.arange(1, scores.shape[-1] + 1)[None, :].repeat(len(scores), 0), axis=-1)
+    return positions

@@ -1,0 +1,182 @@
+"""From impressions to queries: one row per list, list columns ordered by position, split into train, valid and test.
+
+Since a query is a row, no row group, shard, batch or fold can ever split one. The log may be larger than memory and
+in any order: rows are first scattered by the hash of their query into buckets on disk, then each bucket is sorted on
+its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from urank.errors import ConfigError, DataError
+from urank.files import new_folder
+from urank.log.buckets import Buckets
+from urank.log.lists import offsets_of_runs
+from urank.log.read import Log
+from urank.log.split import SPLITS, check_shares, split_by_hash, split_by_time, stable_hash
+from urank.log.summary import Summary
+from urank.log.write import SplitWriter
+from urank.prefetch import prefetch
+from urank.progress import Report, silent
+
+__all__ = ["BUCKET_BYTES", "prepare"]
+
+BUCKET_BYTES = 128 * 2**20
+FORMAT_VERSION = 1
+_LIST_LEVEL = ("query_id", "session_id", "timestamp")
+
+Assign = Callable[[NDArray[np.uint64], NDArray[np.int64] | None], NDArray[np.uint8]]
+
+
+def prepare(
+    log: Log,
+    folder: str | Path,
+    *,
+    split: Literal["hash", "time"] = "hash",
+    valid: float = 0.1,
+    test: float = 0.1,
+    overwrite: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
+    report: Report = silent,
+) -> dict[str, Any]:
+    """Write the prepared dataset and return its `schema.json` as a dictionary.
+
+    Args:
+        log: what `urank.read` opened.
+        folder: where to write; it appears, complete, when all is done.
+        split: "hash" of the query id (a query keeps its split when data is added), or "time" (the newest queries, by
+            their latest showing, are held out).
+        valid, test: shares of the queries to hold out.
+        overwrite: replace the folder if it exists.
+        bucket_bytes: about how much of the log is held in memory at once.
+        report: told how far it is.
+    """
+    check_shares(valid, test)
+    if split not in ("hash", "time"):
+        raise ConfigError(f"split must be 'hash' or 'time'; got {split!r}")
+    if split == "time" and "timestamp" not in log.schema.roles:
+        raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
+    with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
+        with Buckets(target / "_buckets", log.row_bytes, bucket_bytes) as buckets:
+            times: list[pl.DataFrame] = []
+            for frame, done in prefetch(log.batches()):
+                keyed = _with_keys(frame)
+                if split == "time":
+                    times.append(keyed.group_by("_query").agg(pl.col("timestamp").max()))
+                buckets.add(keyed)
+                report("reading", done, log.size)
+            assign, cuts = _assignment(split, valid, test, times)
+            summary = Summary(log.schema)
+            with ThreadPoolExecutor(max_workers=1) as background:
+                writers = {name: SplitWriter(target / name, background) for name in SPLITS}
+                for number, bucket in enumerate(prefetch(buckets)):
+                    _write_bucket(log, bucket, assign, writers, summary)
+                    report("writing", number + 1, len(buckets))
+                for writer in writers.values():
+                    writer.close()
+        description = {
+            "format": "urank prepared log",
+            "version": FORMAT_VERSION,
+            "source": log.name,
+            "split": {"by": split, "valid": valid, "test": test, **cuts},
+            **summary.to_dict(),
+        }
+        text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
+        (target / "schema.json").write_text(text + "\n", encoding="utf-8")
+    return description
+
+
+def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add the hash of the query, which decides bucket and split, and of the list."""
+    keys = [pl.Series("_query", stable_hash(frame["query_id"]))]
+    if "session_id" in frame.columns:
+        keys.append(pl.Series("_session", stable_hash(frame["session_id"])))
+    return frame.with_columns(keys)
+
+
+def _assignment(split: str, valid: float, test: float, times: list[pl.DataFrame]) -> tuple[Assign, dict[str, Any]]:
+    """The rule that gives each list its split, from the hash of its query and the query's latest time."""
+    if split == "hash":
+        return (lambda hashes, _: split_by_hash(hashes, valid=valid, test=test)), {}
+    latest = pl.concat(times).group_by("_query").agg(pl.col("timestamp").max())["timestamp"].to_numpy()
+    first, second = split_by_time(latest, valid=valid, test=test)
+
+    def by_time(_: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+        assert time is not None  # noqa: S101 - the timestamp was asked for above
+        return (time > first).astype(np.uint8) + (time > second)
+
+    return by_time, {"train_until": first, "valid_until": second}
+
+
+def _write_bucket(
+    log: Log, frame: pl.DataFrame, assign: Assign, writers: dict[str, SplitWriter], summary: Summary
+) -> None:
+    """Sort a bucket into lists, check that no position occurs twice in one, and hand each split its lists."""
+    keys = [key for key in ("_query", "_session") if key in frame.columns]
+    ids = [key for key in ("query_id", "session_id") if key in frame.columns]
+    frame = frame.sort([*keys, "position"])
+    starts = _starts(frame, keys)
+    if (starts != _starts(frame, ids)).any():  # two ids with one hash: the ids themselves must sort
+        frame = frame.sort([*ids, "position"])
+        starts = _starts(frame, ids)
+    _refuse_twice(log, frame, starts)
+    offsets = np.append(np.flatnonzero(starts), frame.height).astype(np.int64)
+    latest = None
+    if "timestamp" in frame.columns:
+        time = frame["timestamp"].to_numpy()
+        query_starts = offsets_of_runs(frame["_query"].to_numpy())
+        latest = np.repeat(np.maximum.reduceat(time, query_starts[:-1]), np.diff(query_starts))[offsets[:-1]]
+    splits = assign(frame["_query"].to_numpy()[offsets[:-1]], latest)
+    n_items = np.diff(offsets)
+    for number, name in enumerate(SPLITS):
+        chosen = splits == number
+        if chosen.any():
+            rows = frame if chosen.all() else frame.filter(pl.Series(np.repeat(chosen, n_items)))
+            bounds = np.append(0, np.cumsum(n_items[chosen]))
+            summary.add(name, rows, bounds)
+            writers[name].write(_lists(rows, bounds))
+
+
+def _starts(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """True at each row that differs from the one before it in any of the columns."""
+    changed = pl.any_horizontal(pl.col(column) != pl.col(column).shift(1) for column in columns)
+    starts: NDArray[np.bool_] = frame.select(changed.fill_null(True).alias("s"))["s"].to_numpy()
+    return starts
+
+
+def _refuse_twice(log: Log, frame: pl.DataFrame, starts: NDArray[np.bool_]) -> None:
+    position = frame["position"].to_numpy()
+    twice = np.flatnonzero(~starts[1:] & (position[1:] == position[:-1]))
+    if len(twice):
+        row = int(twice[0])
+        earlier, later = sorted(frame["_row"][row : row + 2].to_list())
+        session = f", session {frame['session_id'][row]}" if "session_id" in frame.columns else ""
+        raise DataError(
+            f"a position must occur once in a query; position {position[row]} of query {frame['query_id'][row]}"
+            f"{session} is at {log.row_name(earlier)} and again at {log.row_name(later)}"
+        )
+
+
+def _lists(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
+    """One row per list: the ids once, everything else as a list column."""
+    table = rows.drop("_row", "_query", "_session", strict=False).to_arrow().combine_chunks()
+    offsets = pa.array(bounds, type=pa.int32())
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        values = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        if name in _LIST_LEVEL:
+            columns[name] = values.take(offsets[:-1])
+        else:
+            columns[name] = pa.ListArray.from_arrays(offsets, values)
+    return pa.table(columns)

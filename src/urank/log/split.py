@@ -1,0 +1,83 @@
+"""Train, validation and test by query: a stable hash decides, so a query keeps its place when data is added."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from urank.errors import ConfigError
+
+__all__ = ["SPLITS", "check_shares", "split_by_hash", "split_by_time", "stable_hash"]
+
+SPLITS = ("train", "valid", "test")
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
+    """A 64-bit hash of each id's text: the same on every machine and in every version, unlike Polars' own.
+
+    A polynomial in the bytes modulo 2⁶⁴, then mixed. Ids are hashed as text, so 17 and "17" agree.
+
+    >>> a, b = stable_hash(pl.Series(["17", "18"])), stable_hash(pl.Series([17, 18]))
+    >>> bool((a == b).all()), bool(a[0] != a[1])
+    (True, True)
+    """
+    if len(ids) == 0:
+        return np.zeros(0, dtype=np.uint64)
+    run_starts = (ids != ids.shift(1)).fill_null(True).to_numpy()
+    if not run_starts.all():
+        heads = stable_hash(ids.filter(pl.Series(run_starts)), seed=seed)
+        return heads.take(np.cumsum(run_starts) - 1)
+    text = ids.cast(pl.String).to_arrow().cast(pa.large_string())
+    if isinstance(text, pa.ChunkedArray):
+        text = text.combine_chunks()
+    _, starts_buffer, bytes_buffer = text.buffers()
+    bounds = np.frombuffer(starts_buffer, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
+    lengths = np.diff(bounds)
+    if bytes_buffer is None:
+        return _mix(np.full(len(ids), seed + 1, dtype=np.uint64) * _MULTIPLIER)
+    data = np.frombuffer(bytes_buffer, dtype=np.uint8)[bounds[0] : bounds[-1]].astype(np.uint64)
+    powers = np.full(int(lengths.max()) + 1, _MULTIPLIER, dtype=np.uint64).cumprod(dtype=np.uint64)
+    place = np.arange(len(data)) - np.repeat(bounds[:-1] - bounds[0], lengths)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data + np.uint64(1)) * powers[place], dtype=np.uint64)])
+    ends = bounds - bounds[0]
+    with np.errstate(over="ignore"):
+        polynomial = sums[ends[1:]] - sums[ends[:-1]]
+        return _mix(_mix(polynomial) + np.uint64(seed + 1) * _MULTIPLIER)
+
+
+def check_shares(valid: float, test: float) -> None:
+    """Refuse shares that are not fractions of a whole."""
+    if not (0 <= valid <= 1 and 0 <= test <= 1 and valid + test <= 1):
+        raise ConfigError(f"the shares of valid and test must be from 0 to 1 and sum to at most 1; got {valid}, {test}")
+
+
+def split_by_hash(hashes: NDArray[np.uint64], *, valid: float, test: float) -> NDArray[np.uint8]:
+    """The index in `SPLITS` of each query, from the hash of its id.
+
+    >>> split_by_hash(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64), valid=0.1, test=0.1).tolist()
+    [2, 0, 0]
+    """
+    check_shares(valid, test)
+    share = hashes.astype(np.float64) / 2.0**64
+    return np.where(share < test, 2, np.where(share < test + valid, 1, 0)).astype(np.uint8)
+
+
+def split_by_time(latest: NDArray[np.int64], *, valid: float, test: float) -> tuple[float, float]:
+    """The two instants that cut queries, each given by its latest showing, into train | valid | test.
+
+    A query belongs to the period of its latest showing: nothing in train is then newer than what is held out.
+    """
+    check_shares(valid, test)
+    cuts = np.quantile(latest, [1 - valid - test, 1 - test], method="inverted_cdf")
+    return float(cuts[0]), float(cuts[1])

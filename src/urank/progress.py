@@ -1,0 +1,47 @@
+"""Progress of long work: the library reports numbers, the command line draws them.
+
+A function that may take longer than two seconds accepts `report`, a callable that is told the name of the step, how
+much of it is done, and how much there is in all (`None` when that is not known). By default nobody listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+__all__ = ["Report", "bars", "silent"]
+
+Report = Callable[[str, float, float | None], None]
+
+
+def silent(step: str, done: float, total: float | None) -> None:
+    """Report to nobody."""
+
+
+@contextmanager
+def bars(*, quiet: bool = False) -> Iterator[Report]:
+    """Draw one bar for each step on standard error; nothing when quiet or when that is not a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield silent
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeLeftColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(step: str, done: float, total: float | None) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=total)
+            progress.update(tasks[step], completed=done, total=total)
+
+        yield draw

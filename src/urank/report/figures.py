@@ -1,0 +1,61 @@
+"""Figures as SVG text, ready to stand in a page without any other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from urank.log.facts import Curve
+
+__all__ = ["click_curves", "link_map", "svg"]
+
+COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0e7490", "#bf3989", "#57606a")
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element; the same figure always gives the same text."""
+    text = StringIO()
+    settings = {"svg.hashsalt": "urank", "svg.fonttype": "none", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings):  # type: ignore[arg-type]
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def click_curves(curves: Mapping[str, Curve]) -> Figure:
+    """Click rate by position, a line for each group, with its 95 % interval as a band (the paper's Figure 1)."""
+    figure = Figure(figsize=(6.4, 3.4))
+    axes = figure.add_subplot()
+    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
+        axes.plot(curve.position, curve.rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=name)
+        axes.fill_between(curve.position, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("position")
+    axes.set_ylabel("click rate")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
+    if len(curves) > 1:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def link_map(shared: NDArray[np.int64]) -> Figure:
+    """How many items were seen at both of two positions, as a map; the diagonal is left out."""
+    figure = Figure(figsize=(4.4, 3.6))
+    axes = figure.add_subplot()
+    links = shared.astype(float)
+    np.fill_diagonal(links, np.nan)
+    K = len(links)
+    image = axes.imshow(links, cmap="Blues", vmin=0, extent=(0.5, K + 0.5, K + 0.5, 0.5), interpolation="nearest")
+    axes.set_xlabel("position")
+    axes.set_ylabel("position")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, label="items seen at both")
+    return figure

@@ -1,0 +1,53 @@
+"""An inspection as a page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from urank.log.facts import Facts
+from urank.log.inspect import Inspection
+from urank.log.interventions import ranges
+from urank.report.figures import click_curves, link_map
+from urank.report.page import Chart, Section, write_page
+from urank.report.tables import inspection_tables
+
+__all__ = ["write_inspection"]
+
+
+def write_inspection(inspection: Inspection, path: str | Path) -> None:
+    """Write the page with the plots."""
+    facts, verdict = inspection.facts, inspection.verdict
+    overview, curve, *others = inspection_tables(facts)
+    sections = [
+        Section("Why", bullets=verdict.reasons),
+        Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
+        Section("What to do", bullets=verdict.advice) if verdict.advice else None,
+        Section("The log", tables=[overview]),
+        Section(
+            "Clicks by position",
+            charts=[
+                Chart(click_curves({"all": facts.curve}), "Click rate by position; the band is the 95 % interval.")
+            ],
+            tables=[curve],
+        ),
+        *_group_sections(facts),
+        Section(
+            "Which positions can be compared",
+            paragraphs=[
+                f"Joined: {ranges(facts.interventions.joined)}. Not: {ranges(facts.interventions.lost) or '–'}."
+            ],
+            charts=[Chart(link_map(facts.interventions.shared), "Items that were seen at both of two positions.")],
+        ),
+        Section("Features", tables=others) if others else None,
+    ]
+    title = f"Inspection of {Path(facts.name).name}"
+    lead = verdict.sentence[:1].upper() + verdict.sentence[1:] + "."
+    write_page(path, title, lead, [section for section in sections if section], footer=f"urank inspect {facts.name}")
+
+
+def _group_sections(facts: Facts) -> Iterator[Section]:
+    for group, curves in (("policy", facts.by_policy), ("category", facts.by_category)):
+        if len(curves) > 1:
+            caption = f"Click rate by position for the largest groups of {group}."
+            yield Section(f"Clicks by position and {group}", charts=[Chart(click_curves(curves), caption)])

@@ -1,0 +1,54 @@
+"""One self-contained HTML page: sections of text, tables and figures; no script, no outside resource."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from urank.files import new_file
+from urank.report.figures import svg
+from urank.report.tables import Table
+
+__all__ = ["Chart", "Section", "write_page"]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure and what it shows, in words, which also serve those who cannot see it."""
+
+    figure: Figure
+    caption: str
+
+    @property
+    def markup(self) -> Markup:
+        return Markup(svg(self.figure))  # noqa: S704 - drawn here, not taken from outside
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands under it, in this order."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    bullets: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = field(default_factory=tuple)
+
+
+def write_page(path: str | Path, title: str, lead: str, sections: Sequence[Section], footer: str = "") -> None:
+    """Write the page; it appears when it is complete."""
+    environment = Environment(
+        loader=PackageLoader("urank.report", "templates"),
+        autoescape=select_autoescape(["html"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template("page.html")
+    text = template.render(title=title, lead=lead, sections=sections, footer=footer)
+    with new_file(path) as working:
+        working.write_text(text, encoding="utf-8")

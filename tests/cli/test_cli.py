@@ -1,0 +1,146 @@
+"""The commands as a person runs them: real processes, real files, exit codes, one clear sentence when refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+
+def urank(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "urank", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """The sentence of a refusal; there must be one, and nothing else."""
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "sim"
+    result = urank("simulate", "-o", folder, "--queries", 200, "--features", 5, "--seed", 3, "--json")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["queries"] == 200
+    assert summary["lists"] == 200 * 8
+    assert result.stderr == ""
+    return folder
+
+
+def test_simulate_prepare_inspect(simulated: Path, tmp_path: Path) -> None:
+    assert {path.name for path in simulated.iterdir()} == {"log.parquet", "simulation.toml", "truth"}
+    result = urank("prepare", simulated / "log.parquet", "-o", tmp_path / "prepared")
+    assert result.returncode == 0, result.stderr
+    assert "10 positions, 5 numeric and 0 categorical features" in result.stdout
+    page = tmp_path / "report.html"
+    result = urank("inspect", simulated / "log.parquet", "--html", page)
+    assert result.returncode == 0, result.stderr
+    assert "learnable" in result.stdout
+    assert page.read_text().startswith("<!doctype html>")
+    from_prepared = json.loads(urank("inspect", tmp_path / "prepared", "--json").stdout)
+    from_log = json.loads(urank("inspect", simulated / "log.parquet", "--json").stdout)
+    assert from_prepared["curve"] == from_log["curve"]
+    assert from_prepared["verdict"]["level"] == "learnable"
+
+
+def test_one_logger_is_not_learnable_and_two_or_random_ones_are(tmp_path: Path) -> None:
+    small = ("--queries", 600, "--features", 5)
+    verdicts = {}
+    for name, flags in {
+        "one": ("--loggers", 1),
+        "two": ("--loggers", 2),
+        "random": ("--loggers", 1, "--randomise", "shuffle:0.3"),
+    }.items():
+        assert urank("simulate", "-o", tmp_path / name, *small, *flags, "--quiet").returncode == 0
+        found = json.loads(urank("inspect", tmp_path / name / "log.parquet", "--json").stdout)
+        verdicts[name] = found["verdict"]["sentence"]
+    assert verdicts == {
+        "one": "not learnable: every item was always shown at the same position",
+        "two": "learnable",
+        "random": "learnable",
+    }
+
+
+def test_quiet_prints_nothing(simulated: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("simulate", "-o", tmp_path / "sim", "--queries", 20, "--quiet"),
+        ("prepare", simulated / "log.parquet", "-o", tmp_path / "p", "--quiet"),
+        ("inspect", simulated / "log.parquet", "-q"),
+    ):
+        result = urank(*arguments)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_help_and_version() -> None:
+    assert urank("--version").stdout.startswith("urank 0.")
+    assert "simulate" in urank("--help").stdout
+    for command in ("simulate", "prepare", "inspect"):
+        text = urank(command, "--help").stdout
+        assert "Example:" in text
+        assert "--json" in text
+
+
+def test_configuration_file_and_flags(simulated: Path, tmp_path: Path) -> None:
+    again = urank("simulate", "-o", tmp_path / "again", "--config", simulated / "simulation.toml", "--quiet")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again" / "log.parquet").read_bytes() == (simulated / "log.parquet").read_bytes()
+    flags = ("--config", simulated / "simulation.toml", "--seed", 4, "--quiet")
+    assert urank("simulate", "-o", tmp_path / "other", *flags).returncode == 0
+    assert (tmp_path / "other" / "log.parquet").read_bytes() != (simulated / "log.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--queries", 0), "queries in the simulation: input should be greater than or equal to 1; got 0"),
+        (("--randomise", "swap"), "--randomise takes KIND:SHARE, as swap:0.1; got 'swap'"),
+        (("--randomise", "tumble:0.1"), "randomise in the simulation: input should be 'none', 'swap'"),
+        (("--values", "1-10"), "--values takes 2 numbers with colons between them; got '1-10'"),
+        (("--traffic", "0.5:0.6"), "traffic must hold shares above 0 that sum to 1"),
+        (("--user", "robot"), "user in the simulation: input should be 'item'"),
+        (("--data", "absent.txt"), "absent.txt cannot be read: No such file or directory"),
+        (("--config", "absent.toml"), "absent.toml cannot be read: No such file or directory"),
+    ],
+)
+def test_simulate_refuses(tmp_path: Path, arguments: tuple[object, ...], sentence: str) -> None:
+    result = urank("simulate", "-o", "out", *arguments, cwd=tmp_path)
+    assert sentence in refused(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_refuses_and_leaves_nothing(tmp_path: Path) -> None:
+    log = pl.DataFrame({"q": [1, 1, 2], "rank": [1, 2, 0], "click": [0, 1, 0]})
+    log.write_csv(tmp_path / "log.csv")
+    result = urank("prepare", "log.csv", "-o", "out", cwd=tmp_path)
+    assert "log.csv has no column 'query_id'" in refused(result)
+    result = urank("prepare", "log.csv", "-o", "out", "-c", "query_id=q", "-c", "position=rank", cwd=tmp_path)
+    expected = "Error: position must be a whole number from 1 to 10000; got 0 at row 3 of log.csv"
+    assert refused(result) == expected
+    result = urank("prepare", "log.csv", "-o", "out", "-c", "query_id", cwd=tmp_path)
+    assert "--column takes ROLE=NAME, as position=rank; got 'query_id'" in refused(result)
+    result = urank("prepare", "absent.parquet", "-o", "out", cwd=tmp_path)
+    assert refused(result) == "Error: absent.parquet does not exist"
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_wrong_flags_exit_with_2() -> None:
+    result = urank("inspect", "log.parquet", "--colour", "red")
+    assert result.returncode == 2
+    assert "No such option" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_inspect_writes_its_page_only_when_it_can(simulated: Path, tmp_path: Path) -> None:
+    result = urank("inspect", simulated / "log.parquet", "--html", tmp_path)
+    assert "is a folder; a file name is needed" in refused(result)

@@ -1,0 +1,285 @@
+"""Does inspect see what can be learned? Logs whose answer is known by construction, and the real hotel log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy import stats
+
+import urank
+from urank.errors import ConfigError
+from urank.log import tally
+from urank.log.confounding import heavy_tails, id_like, outcomes
+from urank.log.facts import wilson_interval
+from urank.log.inspect import Inspection
+from urank.log.interventions import find_interventions, ranges
+
+
+def make_log(positions_of_item: Any, *, lists: int = 400, seed: int = 0, rate: float = 0.5) -> pl.DataFrame:
+    """Lists of items 0…n−1, each put where `positions_of_item(list number)` says."""
+    rng = np.random.default_rng(seed)
+    places = np.stack([positions_of_item(number) for number in range(lists)])
+    n = places.shape[1]
+    return pl.DataFrame(
+        {
+            "query_id": np.repeat(np.arange(lists), n),
+            "item_id": np.tile(np.arange(n), lists),
+            "position": places.ravel(),
+            "click": (rng.random(lists * n) < rate).astype(int),
+            "x": rng.normal(size=lists * n),
+        }
+    )
+
+
+def test_every_item_always_at_one_place_is_not_learnable() -> None:
+    verdict = urank.inspect(urank.read(make_log(lambda _: np.arange(1, 6)))).verdict
+    assert verdict.level == "not learnable"
+    assert verdict.sentence == "not learnable: every item was always shown at the same position"
+    assert any("randomised order" in advice for advice in verdict.advice)
+
+
+def test_items_that_move_make_it_learnable() -> None:
+    found = urank.inspect(urank.read(make_log(lambda i: np.roll(np.arange(1, 6), i % 5))))
+    assert found.verdict.level == found.verdict.sentence == "learnable"
+    assert found.facts.interventions.joined == [1, 2, 3, 4, 5]
+    assert (found.facts.interventions.shared == 5).all()
+
+
+def test_positions_that_do_not_mix_rest_on_extrapolation() -> None:
+    """Items 0–4 rotate through positions 1–5; items 5 and 6 stay at 6 and 7."""
+    log = make_log(lambda i: np.concatenate([np.roll(np.arange(1, 6), i % 5), [6, 7]]))
+    found = urank.inspect(urank.read(log))
+    assert found.verdict.level == "partly learnable"
+    assert found.verdict.sentence == "learnable, but positions 6–7 rest on extrapolation"
+    assert found.facts.interventions.lost == [6, 7]
+
+
+def test_two_islands_of_positions_cannot_be_compared() -> None:
+    """Positions 1–2 swap, 3–6 rotate: no item links the two groups, and the anchor is in the smaller one."""
+    log = make_log(lambda i: np.concatenate([np.roll([1, 2], i % 2), 2 + np.roll(np.arange(1, 5), i % 4)]))
+    log = log.with_columns(pl.when(pl.col("position") <= 2).then(1).otherwise(pl.col("click")).alias("click"))
+    found = urank.inspect(urank.read(log)).verdict
+    assert found.level == "not learnable"
+    assert found.sentence == "not learnable: only positions 1–2 can be compared, 33% of the impressions"
+
+
+def test_a_random_policy_joins_positions_without_shared_items() -> None:
+    log = make_log(lambda _: np.arange(1, 6)).with_columns(item_id=pl.int_range(pl.len()), policy=pl.lit("shuffled"))
+    assert urank.inspect(urank.read(log)).verdict.level == "not learnable"
+    verdict = urank.inspect(urank.read(log), randomised=["shuffled"]).verdict
+    assert verdict.level == "learnable"
+    with pytest.raises(ConfigError, match="has the policy 'other'; its policies are shuffled"):
+        urank.inspect(urank.read(log), randomised=["other"])
+    with pytest.raises(ConfigError, match="has no column that plays that role"):
+        urank.inspect(urank.read(log.drop("policy")), randomised=["shuffled"])
+
+
+def test_few_clicks_do_not_link() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 4), i % 3), lists=12, rate=0.2)
+    verdict = urank.inspect(urank.read(log)).verdict
+    assert verdict.sentence == "not learnable: no two positions share items with 10 clicks or more on each side"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"click": pl.lit(0)}, "not learnable: nothing was ever clicked"),
+        (
+            {"position": pl.lit(3), "query_id": pl.int_range(pl.len())},
+            "not learnable: everything was shown at position 3",
+        ),
+    ],
+)
+def test_degenerate_logs(change: dict[str, pl.Expr], sentence: str) -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5)).with_columns(**change)
+    assert urank.inspect(urank.read(log)).verdict.sentence == sentence
+
+
+def test_without_item_ids_equal_features_are_the_same_item() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5)).with_columns(x=pl.col("item_id").cast(pl.Float64))
+    found = urank.inspect(urank.read(log.drop("item_id")))
+    assert found.facts.items is None
+    assert found.facts.interventions.moved == 5
+    assert found.verdict.level == "learnable"
+    no_features = urank.inspect(urank.read(log.drop("item_id", "x")))
+    assert no_features.verdict.level == "not learnable"
+    assert any("--column item_id=NAME" in advice for advice in no_features.verdict.advice)
+
+
+def test_counts_and_rates() -> None:
+    log = pl.DataFrame(
+        {
+            "query_id": [1, 1, 1, 2, 2, 3],
+            "position": [1, 2, 4, 1, 2, 2],
+            "click": [1, 0, 0, 1, 1, 0],
+            "value": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+            "category": ["a", "a", "b", "b", "b", None],
+            "x": [None, 1.0, 2.0, 3.0, 4.0, 5.0],
+        }
+    )
+    facts = urank.inspect(urank.read(log)).facts
+    assert (facts.rows, facts.clicks, facts.queries, facts.lists) == (6, 3, 3, 3)
+    assert facts.lists_without_click == 1 / 3
+    assert facts.lists_below_top == 1 / 3
+    assert facts.lists_with_gaps == 1 / 3
+    assert facts.curve.position == [1, 2, 4]
+    assert facts.curve.rate == [2 / 2, 1 / 3, 0 / 1]
+    assert facts.by_category["b"].impressions == [1, 1, 1]
+    assert facts.by_category["missing"].clicks == [0]
+    assert facts.missing == {"x": 1 / 6, "category": 1 / 6}
+    assert facts.value is not None
+    assert facts.value["zero"] == 1 / 6
+    assert facts.value["p50"] == 2.5
+    assert facts.list_length["p100"] == 3
+
+
+def test_wilson_interval_solves_its_equation() -> None:
+    clicks, n, z = np.array([0, 3, 50, 100]), np.array([10, 40, 100, 100]), stats.norm.ppf(0.975)
+    low, high = wilson_interval(clicks, n)
+    rate = clicks / n
+    for bound in (low, high):
+        inside = (bound > 0) & (bound < 1)
+        assert np.allclose(((rate - bound) ** 2 - z**2 * bound * (1 - bound) / n)[inside], 0, atol=1e-7)
+    assert ((low <= rate) & (rate <= high)).all()
+
+
+def test_sampling_keeps_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = urank.read(
+        make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=2000).with_columns(
+            item_id=pl.col("query_id") % 499 * 10 + pl.col("item_id")
+        )
+    )
+    exact = urank.inspect(log).facts
+    monkeypatch.setattr(tally, "SAMPLE_ROWS", 2000)
+    monkeypatch.setattr(tally, "PAIR_ROWS", 1000)
+    sampled = urank.inspect(log).facts
+    assert sampled.curve == exact.curve
+    assert sampled.lists == exact.lists
+    assert sampled.interventions.joined == exact.interventions.joined
+    # 2,495 items sampled at some rate: the estimate is binomial
+    assert exact.interventions.items == 499 * 5
+    assert abs(sampled.interventions.items - 2495) < 5 * np.sqrt(2495 * 8)
+
+
+def test_confounding_is_seen_and_randomness_too() -> None:
+    rng = np.random.default_rng(3)
+    lists, n = 600, 8
+    x = rng.normal(size=(lists, n))
+    ranked = np.argsort(np.argsort(-x, axis=1), axis=1) + 1
+    shuffled = rng.permuted(np.tile(np.arange(1, n + 1), (lists, 1)), axis=1)
+    half = np.arange(lists)[:, None] % 2 == 0
+    log = pl.DataFrame(
+        {
+            "query_id": np.repeat(np.arange(lists), n),
+            "item_id": rng.integers(0, 100, lists * n),
+            "position": np.where(half, ranked, shuffled).ravel(),
+            "click": rng.integers(0, 2, lists * n),
+            "policy": np.repeat(np.where(half[:, 0], "ranker", "test"), n),
+            "x": x.ravel(),
+            "brand": rng.choice(["u", "v"], lists * n),
+        }
+    )
+    found = urank.inspect(urank.read(log))
+    by_policy = found.facts.confounding_by_policy
+    assert by_policy["ranker"].share > 0.8
+    assert by_policy["ranker"].strongest["x"] < -0.8
+    assert by_policy["test"].share < 0.01
+    assert by_policy["test"].looks_random
+    assert not by_policy["ranker"].looks_random
+    assert any("policy test looks randomised" in warning for warning in found.verdict.warnings)
+    assert "if policy test was random by design, say so: --randomised test" in found.verdict.advice
+    wrong = urank.inspect(urank.read(log), randomised=["ranker", "test"])
+    assert any("policy ranker is said to be random, but" in warning for warning in wrong.verdict.warnings)
+
+
+def test_r_squared_is_that_of_least_squares() -> None:
+    rng = np.random.default_rng(5)
+    log = make_log(lambda _: rng.permutation(6) + 1, lists=50)
+    log = log.with_columns(x=pl.col("position") + 3 * pl.col("x"))
+    found = urank.inspect(urank.read(log)).facts.confounding
+    assert found is not None
+    squashed = log.with_columns(x=pl.col("x").cast(pl.Float32).cast(pl.Float64)).with_columns(
+        x=pl.col("x").sign() * pl.col("x").abs().log1p()
+    )
+    centred = squashed.with_columns(pl.col("x", "position") - pl.col("x", "position").mean().over("query_id"))
+    x, y = centred["x"].to_numpy(), centred["position"].to_numpy()
+    rest = ((y - x * (x @ y) / (x @ x)) ** 2).sum()
+    freedom = len(y) - 50 - 1
+    assert found.share == pytest.approx(1 - (rest / freedom) / ((y @ y) / (freedom + 1)), abs=1e-4)
+
+
+def test_columns_to_be_wary_of() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), rate=0.2)
+    clicked = pl.col("click") == 1
+    log = log.with_columns(
+        booked=pl.when(clicked).then(pl.col("item_id") % 2).otherwise(0),
+        paid=pl.when(clicked & (pl.col("item_id") > 2)).then(9.5),
+        shop_id=pl.col("item_id") * 1000,
+        price=pl.when(pl.int_range(pl.len()) == 7).then(1e9).otherwise(pl.col("x").abs()),
+    )
+    opened = urank.read(log)
+    frame = opened.frame()
+    assert outcomes(frame, opened.schema) == ["booked", "paid"]
+    assert id_like(frame, opened.schema) == ["shop_id"]
+    assert list(heavy_tails(frame, opened.schema)) == ["price"]
+    advice = urank.inspect(opened).verdict.advice
+    assert "--drop booked --drop paid" in advice
+
+
+def test_interventions_by_hand() -> None:
+    """Item 0 at positions 1 (20 clicks) and 2 (15); item 1 at 2 (3) and 3 (30); item 2 at 3 only."""
+    item, position = np.array([0, 0, 1, 1, 2]), np.array([1, 2, 2, 3, 3])
+    clicks = np.array([20, 15, 3, 30, 8])
+    found = find_interventions(item, position, clicks, np.zeros(3, dtype=np.int64))
+    # the anchor is position 3 with 38 clicks; its only link is item 1 with 3 clicks at position 2: too few
+    assert found.joined == [3]
+    assert found.lost == [1, 2]
+    stronger = find_interventions(item, position, np.array([20, 15, 12, 30, 8]), np.zeros(3, dtype=np.int64))
+    assert stronger.joined == [1, 2, 3]
+    assert stronger.evidence.tolist() == [min(20, 15), min(12, 30), 38]
+    assert stronger.shared.tolist() == [[1, 1, 0], [1, 2, 1], [0, 1, 2]]
+    assert (stronger.moved, stronger.items) == (2, 3)
+
+
+def test_ranges_in_words() -> None:
+    assert ranges([]) == ""
+    assert ranges([3]) == "3"
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
+
+
+HOTEL = {
+    "query_id": "srch_id",
+    "click": "click_bool",
+    "item_id": "prop_id",
+    "policy": "random_bool",
+    "timestamp": "date_time",
+}
+
+
+@pytest.fixture(scope="module")
+def hotel(data_dir: Path) -> Inspection:
+    log = urank.read(data_dir / "expedia" / "searches.csv.gz", columns=HOTEL)
+    return urank.inspect(log, randomised=["1"])
+
+
+def test_hotel_log_tells_what_a_person_should_know(hotel: Inspection) -> None:
+    facts, verdict = hotel.facts, hotel.verdict
+    assert (facts.queries, facts.rows) == (1794, 44334)
+    assert verdict.level == "partly learnable"
+    assert {5, 11, 17, 23} <= set(facts.interventions.lost)
+    told = " / ".join(verdict.warnings)
+    assert "every list has a click" in told
+    assert "positions 5, 11, 17, 23, 38–39 were shown rarely" in told
+    assert "gross_bookings_usd, booking_bool: known only after a click" in told
+    assert "price_usd: the largest value" in told
+    assert facts.confounding_by_policy["0"].share > 5 * facts.confounding_by_policy["1"].share
+
+
+def test_hotel_rates_against_a_plain_count(hotel: Inspection, data_dir: Path) -> None:
+    frame = pl.read_csv(data_dir / "expedia" / "searches.csv.gz", infer_schema_length=None)
+    rates = dict(frame.group_by("position").agg(pl.col("click_bool").mean()).iter_rows())
+    assert dict(zip(hotel.facts.curve.position, hotel.facts.curve.rate, strict=True)) == pytest.approx(rates)

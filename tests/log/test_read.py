@@ -1,0 +1,155 @@
+"""Files, folders, globs, partitions and tables: the same log whatever it comes in."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pandas as pd
+import polars as pl
+import pytest
+
+import urank
+from urank.errors import DataError
+
+LOG = pl.DataFrame(
+    {
+        "query_id": [1, 1, 2, 2, 3, 3],
+        "position": [1, 2, 1, 2, 2, 5],
+        "click": [0, 1, 0, 0, 1, 0],
+        "price": [1.5, None, 2.0, 3.0, 4.0, 5.0],
+        "brand": ["x", "y", None, "x", "x", "z"],
+    }
+)
+
+
+def rows(source: object) -> list[tuple[object, ...]]:
+    frame = urank.read(source).frame()
+    return frame.select(sorted(set(frame.columns) - {"_row"})).with_columns(pl.col("price").fill_nan(None)).rows()
+
+
+def test_every_form_gives_the_same_log(tmp_path: Path) -> None:
+    expected = rows(LOG)
+    LOG.write_parquet(tmp_path / "log.parquet", row_group_size=2)
+    LOG.write_csv(tmp_path / "log.csv")
+    LOG.write_csv(tmp_path / "log.tsv", separator="\t")
+    (tmp_path / "zipped.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
+    for source in ("log.parquet", "log.csv", "log.tsv", "zipped.csv.gz"):
+        assert rows(tmp_path / source) == expected, source
+    assert rows(LOG.lazy()) == expected
+    assert rows(LOG.to_arrow()) == expected
+    assert rows(pd.DataFrame(LOG.to_dict(as_series=False))) == expected
+
+
+def test_folders_globs_and_partitions(tmp_path: Path) -> None:
+    for day, part in enumerate((LOG[:2], LOG[2:])):
+        folder = tmp_path / "log" / f"day={day}"
+        folder.mkdir(parents=True)
+        part.write_parquet(folder / "part.parquet")
+    log = urank.read(tmp_path / "log")
+    assert log.schema.named("numeric") == ["price", "day"]
+    assert log.frame()["day"].to_list() == [0, 0, 1, 1, 1, 1]
+    assert rows(f"{tmp_path}/log/*/*.parquet") == rows(LOG)
+    by_policy = urank.read(tmp_path / "log", columns={"policy": "day"})
+    assert by_policy.frame()["policy"].to_list() == ["0", "0", "1", "1", "1", "1"]
+
+
+def test_numbers_that_come_late_in_a_csv_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    lines = ["query_id,position,click,late", *(f"{q},1,0," for q in range(5000)), "5000,1,1,2.5"]
+    path.write_text("\n".join(lines) + "\n")
+    log = urank.read(path)
+    assert log.schema.named("numeric") == ["late"]
+    assert log.frame()["late"].drop_nans().to_list() == [2.5]
+
+
+def test_errors_name_the_file_of_the_row(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "a.parquet")
+    LOG.with_columns(position=pl.Series([1, 2, 1, 2, 0, 3])).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=rf"got 0 at row 5 of {tmp_path}/b\.parquet"):
+        urank.read(f"{tmp_path}/*.parquet").frame()
+
+
+def test_conflicting_types_between_files(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "a.parquet")
+    LOG.with_columns(pl.col("price").cast(pl.String)).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"column 'price' is Float64 in .*a\.parquet but String in .*b\.parquet"):
+        urank.read(tmp_path)
+    LOG.drop("price").write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"column 'price' is in .*a\.parquet but not in .*b\.parquet"):
+        urank.read(tmp_path)
+    LOG.with_columns(more=1).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"column 'more' is in .*b\.parquet but not in .*a\.parquet"):
+        urank.read(tmp_path)
+    LOG.with_columns(pl.col("price").cast(pl.Int64)).write_parquet(tmp_path / "b.parquet")
+    assert urank.read(tmp_path).frame().height == 2 * LOG.height
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -40, -4])
+def test_truncated_parquet(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "log.parquet"
+    LOG.write_parquet(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"log\.parquet is not a readable Parquet file"):
+        urank.read(path).frame()
+
+
+def test_damaged_pages(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pl.concat([LOG] * 1000).write_parquet(path, compression="zstd")
+    content = bytearray(path.read_bytes())
+    content[40:400] = b"\xff" * 360
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"log\.parquet is not a readable Parquet file"):
+        urank.read(path).frame()
+
+
+def test_csv_that_is_not_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"log\.csv is not a readable CSV file"):
+        urank.read(path)
+    path.write_text("query_id,position,click\n1,1,0\n1,2\n2,1,1,7,8\n")
+    with pytest.raises(DataError, match=r"log\.csv is not a readable CSV file"):
+        urank.read(path).frame()
+    cut = tmp_path / "log.csv.gz"
+    cut.write_bytes(gzip.compress(b"query_id,position,click\n" + b"1,1,0\n" * 1000)[:40])
+    with pytest.raises(DataError, match=r"log\.csv\.gz is not a readable CSV file"):
+        urank.read(cut).frame()
+
+
+def test_empty_logs_and_missing_files(tmp_path: Path) -> None:
+    LOG[:0].write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"log\.parquet is empty; a log needs at least one impression"):
+        urank.read(tmp_path / "log.parquet").frame()
+    with pytest.raises(DataError, match="the table is empty"):
+        urank.read(LOG[:0]).frame()
+    with pytest.raises(DataError, match=r"absent\.parquet does not exist"):
+        urank.read(tmp_path / "absent.parquet")
+    with pytest.raises(DataError, match="no file matches"):
+        urank.read(f"{tmp_path}/*.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no Parquet or CSV file"):
+        urank.read(tmp_path / "empty")
+
+
+def test_files_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "letor.txt").write_text("2 qid:1 1:0.5 2:0.25\n")
+    with pytest.raises(DataError, match="LETOR file: it has relevance labels but no clicks; simulate"):
+        urank.read(tmp_path / "letor.txt")
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(DataError, match=r"notes\.txt is not a log that can be read"):
+        urank.read(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match=r"must be a path or a table .* got builtins\.list"):
+        urank.read([1, 2])
+
+
+def test_hotel_log(data_dir: Path) -> None:
+    columns = {"query_id": "srch_id", "click": "click_bool", "item_id": "prop_id", "timestamp": "date_time"}
+    log = urank.read(data_dir / "expedia" / "searches.csv.gz", columns=columns, drop=["booking_bool"])
+    frame = log.frame()
+    assert frame["query_id"].n_unique() == 1794
+    assert frame.height == 44334
+    assert int(frame["click"].cast(pl.Int64).sum()) == 1981
+    assert log.schema.named("categorical") == []
+    assert len(log.schema.named("numeric")) == 54 - 6

@@ -1,0 +1,94 @@
+"""The page stands alone and says what the inspection found."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+
+import urank
+from urank.log.inspect import Inspection
+from urank.report.figures import click_curves, svg
+from urank.report.inspection import write_inspection
+from urank.report.tables import bar
+from urank.report.terminal import print_inspection
+
+
+@pytest.fixture(scope="module")
+def inspection() -> Inspection:
+    rng = np.random.default_rng(0)
+    lists, n = 300, 5
+    position = rng.permuted(np.tile(np.arange(1, n + 1), (lists, 1)), axis=1).ravel()
+    log = pl.DataFrame(
+        {
+            "query_id": np.repeat(np.arange(lists), n),
+            "item_id": rng.integers(0, 40, lists * n),
+            "position": position,
+            "click": (rng.random(lists * n) < 0.6 / position).astype(int),
+            "value": rng.uniform(1, 10, lists * n),
+            "category": rng.choice(["<script>alert(1)</script>", "[bold]games[/]"], lists * n),
+            "policy": np.repeat(rng.choice(["one", "two"], lists), n),
+            "price": np.where(rng.random(lists * n) < 0.3, np.nan, 1.0),
+        }
+    )
+    return urank.inspect(urank.read(log))
+
+
+class Page(HTMLParser):
+    """Collects the tags and whatever a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [v or "" for k, v in attrs if k in ("src", "href") and not (v or "").startswith("#")]
+
+
+def test_page_is_self_contained_and_escaped(inspection: Inspection, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_inspection(inspection, path)
+    text = path.read_text()
+    page = Page()
+    page.feed(text)
+    assert page.tags.count("svg") == 4
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert [address for address in page.fetched if not address.startswith("#")] == []
+    assert not re.search(r"url\((?!#)", text)
+    assert "&lt;script&gt;" in text
+    assert "Learnable." in text
+    write_inspection(inspection, tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == text
+
+
+def test_terminal_shows_rates_and_verdict(inspection: Inspection) -> None:
+    out = StringIO()
+    print_inspection(inspection, Console(file=out, width=200))
+    text = out.getvalue()
+    facts = inspection.facts
+    for rate in facts.curve.rate:
+        assert f"{rate:.2%}" in text
+    assert "[bold]games[/]" in text
+    assert re.search(r"verdict\s+learnable", text)
+    assert text.index("verdict") > text.index("position")
+    assert f"{facts.interventions.moved:,}" in text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0, ""), (1, "████"), (0.5, "██"), (1 / 32, "▏"), (7, "████"), (-1, "")])
+def test_bars(share: float, text: str) -> None:
+    assert bar(share, width=4) == text
+
+
+def test_figures_are_the_same_every_time(inspection: Inspection) -> None:
+    first, second = (svg(click_curves({"all": inspection.facts.curve})) for _ in range(2))
+    assert first == second
+    assert first.startswith("<svg")
