@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint pictures bench clean
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 
 test: lint  ## lint, then every test and doctest
 	$(BIN)/python -m pytest -n auto
+
+pictures: demo  ## draw the pictures of the README again
+	$(BIN)/python docs/pictures.py $(DEMO) docs/images
 
 bench: $(VENV)/.installed-dev  ## measure speed and memory against peers (see benchmarks/)
 	$(BIN)/python -m benchmarks log

@@ -11,7 +11,8 @@ from urank.log.split import stable_hash
 __all__ = ["Tally"]
 
 SAMPLE_ROWS = 200_000
-PAIR_ROWS = 4_000_000
+PAIR_ROWS = 2_000_000
+MERGE_ROWS = 1_000_000
 
 
 class _Sample:
@@ -43,6 +44,29 @@ class _Sample:
         return float((self.limit + 1) / 2**64)
 
 
+class _Sums:
+    """Grouped sums, smallest and largest values, drawn together whenever too many parts have gathered."""
+
+    def __init__(self, keys: list[str], **how: str) -> None:
+        self.keys = keys
+        self.how = how
+        self._parts: list[pl.DataFrame] = []
+        self._rows = 0
+        self._together = 0
+
+    def add(self, part: pl.DataFrame) -> None:
+        self._parts.append(part)
+        self._rows += part.height
+        if self._rows > 2 * self._together + MERGE_ROWS:
+            self.frame()
+
+    def frame(self) -> pl.DataFrame:
+        columns = [getattr(pl.col(name), how)() for name, how in self.how.items()]
+        self._parts = [pl.concat(self._parts).group_by(self.keys).agg(columns)]
+        self._rows = self._together = self._parts[0].height
+        return self._parts[0]
+
+
 class Tally:
     """Everything `inspect` counts."""
 
@@ -50,8 +74,8 @@ class Tally:
         self.schema = schema
         self.rows = 0
         self.groups = [name for name in ("policy", "category") if name in schema.roles]
-        self._cells: list[pl.DataFrame] = []
-        self._lists: list[pl.DataFrame] = []
+        self._cells = _Sums(["position", *self.groups], n="sum", clicks="sum")
+        self._lists = _Sums(["_query", "_session"], n="sum", clicks="sum", top="min", bottom="max")
         self._missing: list[pl.DataFrame] = []
         self._sample = _Sample("_query", SAMPLE_ROWS)
         self._pairs = _Sample("_item", PAIR_ROWS)
@@ -65,9 +89,9 @@ class Tally:
         queries = stable_hash(frame["query_id"])
         frame = frame.with_columns(pl.Series("_query", queries), pl.Series("_session", sessions), self._item(frame))
         clicks = pl.col("click").cast(pl.Int64).sum().alias("clicks")
-        self._cells.append(frame.group_by("position", *self.groups).agg(pl.len().alias("n"), clicks))
+        self._cells.add(frame.group_by("position", *self.groups).agg(pl.len().alias("n"), clicks))
         top, bottom = pl.col("position").min().alias("top"), pl.col("position").max().alias("bottom")
-        self._lists.append(frame.group_by("_query", "_session").agg(pl.len().alias("n"), clicks, top, bottom))
+        self._lists.add(frame.group_by("_query", "_session").agg(pl.len().alias("n"), clicks, top, bottom))
         self._missing.append(self._count_missing(frame))
         self._sample.add(frame)
         pairs = frame.group_by("_item", "_query", "position").agg(clicks)
@@ -87,13 +111,11 @@ class Tally:
 
     def cells(self) -> pl.DataFrame:
         """Impressions `n` and `clicks` by position, policy and category."""
-        cells = pl.concat(self._cells).group_by("position", *self.groups)
-        return cells.agg(pl.col("n", "clicks").sum()).sort("position", *self.groups)
+        return self._cells.frame().sort("position", *self.groups)
 
     def lists(self) -> pl.DataFrame:
         """Items `n`, `clicks`, `top` and `bottom` position of each list."""
-        lists = pl.concat(self._lists).group_by("_query", "_session")
-        return lists.agg(pl.col("n", "clicks").sum(), pl.col("top").min(), pl.col("bottom").max())
+        return self._lists.frame()
 
     def missing(self) -> dict[str, float]:
         """The share of rows in which each feature is missing, for those where it ever is."""

@@ -28,12 +28,20 @@ def svg(figure: Figure) -> str:
 
 
 def click_curves(curves: Mapping[str, Curve]) -> Figure:
-    """Click rate by position, a line for each group, with its 95 % interval as a band (the paper's Figure 1)."""
+    """Click rate by position, a line for each group (the paper's Figure 1), with its 95 % interval as a band.
+
+    Positions that a group was shown at a tenth as often as at its most frequent one, or less, are left out: their
+    wide intervals would hide the rest. The bands are left out when there are more than three groups.
+    """
     figure = Figure(figsize=(6.4, 3.4))
     axes = figure.add_subplot()
     for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
-        axes.plot(curve.position, curve.rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=name)
-        axes.fill_between(curve.position, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+        often = np.array(curve.impressions) > 0.1 * max(curve.impressions)
+        position, rate = np.array(curve.position)[often], np.array(curve.rate)[often]
+        axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=name)
+        if len(curves) <= 3:
+            low, high = np.array(curve.low)[often], np.array(curve.high)[often]
+            axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("position")
     axes.set_ylabel("click rate")
     axes.set_ylim(bottom=0)

@@ -10,26 +10,26 @@ from urank.log.inspect import Inspection
 from urank.log.interventions import ranges
 from urank.report.figures import click_curves, link_map
 from urank.report.page import Chart, Section, write_page
-from urank.report.tables import inspection_tables
+from urank.report.tables import curve_table, feature_tables, group_table, groups, overview_table
 
 __all__ = ["write_inspection"]
+
+_CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are left out."
 
 
 def write_inspection(inspection: Inspection, path: str | Path) -> None:
     """Write the page with the plots."""
     facts, verdict = inspection.facts, inspection.verdict
-    overview, curve, *others = inspection_tables(facts)
+    features = list(feature_tables(facts))
     sections = [
         Section("Why", bullets=verdict.reasons),
         Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
         Section("What to do", bullets=verdict.advice) if verdict.advice else None,
-        Section("The log", tables=[overview]),
+        Section("The log", tables=[overview_table(facts)]),
         Section(
             "Clicks by position",
-            charts=[
-                Chart(click_curves({"all": facts.curve}), "Click rate by position; the band is the 95 % interval.")
-            ],
-            tables=[curve],
+            charts=[Chart(click_curves({"all": facts.curve}), _CAPTION)],
+            tables=[curve_table(facts)],
         ),
         *_group_sections(facts),
         Section(
@@ -39,7 +39,7 @@ def write_inspection(inspection: Inspection, path: str | Path) -> None:
             ],
             charts=[Chart(link_map(facts.interventions.shared), "Items that were seen at both of two positions.")],
         ),
-        Section("Features", tables=others) if others else None,
+        Section("Features", tables=features) if features else None,
     ]
     title = f"Inspection of {Path(facts.name).name}"
     lead = verdict.sentence[:1].upper() + verdict.sentence[1:] + "."
@@ -47,7 +47,6 @@ def write_inspection(inspection: Inspection, path: str | Path) -> None:
 
 
 def _group_sections(facts: Facts) -> Iterator[Section]:
-    for group, curves in (("policy", facts.by_policy), ("category", facts.by_category)):
-        if len(curves) > 1:
-            caption = f"Click rate by position for the largest groups of {group}."
-            yield Section(f"Clicks by position and {group}", charts=[Chart(click_curves(curves), caption)])
+    for group, curves in groups(facts).items():
+        chart = Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")
+        yield Section(f"Clicks by position and {group}", charts=[chart], tables=[group_table(group, curves)])

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 
 from urank.log.facts import Curve, Facts
 
-__all__ = ["Table", "bar", "inspection_tables"]
+__all__ = [
+    "Table",
+    "bar",
+    "curve_table",
+    "feature_tables",
+    "group_table",
+    "groups",
+    "inspection_tables",
+    "overview_table",
+]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_BAR_WIDTH = 24
+_BAR_WIDTH = 12
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,22 @@ def bar(share: float, width: int = _BAR_WIDTH) -> str:
 
 
 def inspection_tables(facts: Facts) -> Iterator[Table]:
-    """The overview, the curve, then whatever else there is to tell."""
-    yield _overview(facts)
-    yield _curve_table(facts)
-    for group, curves in (("policy", facts.by_policy), ("category", facts.by_category)):
-        if len(curves) > 1:
-            yield _group_table(group, curves)
+    """Everything there is to tell, in order."""
+    yield overview_table(facts)
+    yield curve_table(facts)
+    for group, curves in groups(facts).items():
+        yield group_table(group, curves)
+    yield from feature_tables(facts)
+
+
+def groups(facts: Facts) -> dict[str, dict[str, Curve]]:
+    """The curves of policies and of categories, where there are several."""
+    curves = {"policy": facts.by_policy, "category": facts.by_category}
+    return {group: by_name for group, by_name in curves.items() if len(by_name) > 1}
+
+
+def feature_tables(facts: Facts) -> Iterator[Table]:
+    """How features tell the position, and which are missing."""
     if facts.confounding is not None:
         yield _confounding_table(facts)
     if facts.missing:
@@ -51,7 +70,8 @@ def inspection_tables(facts: Facts) -> Iterator[Table]:
         yield Table(("feature", "missing", ""), [(name, f"{share:.1%}", bar(share)) for name, share in worst])
 
 
-def _overview(facts: Facts) -> Table:
+def overview_table(facts: Facts) -> Table:
+    """Counts."""
     length = facts.list_length
     rows = [
         ("impressions", f"{facts.rows:,}"),
@@ -72,7 +92,8 @@ def _overview(facts: Facts) -> Table:
     return Table(("log", ""), rows)
 
 
-def _curve_table(facts: Facts) -> Table:
+def curve_table(facts: Facts) -> Table:
+    """Click rate by position, and the clicks that link it to the others."""
     curve, evidence = facts.curve, facts.interventions.evidence
     top = max(curve.rate) or 1.0
     rows = [
@@ -81,14 +102,15 @@ def _curve_table(facts: Facts) -> Table:
             curve.position, curve.impressions, curve.rate, curve.low, curve.high, strict=True
         )
     ]
-    return Table(("position", "impressions", "click rate", "95 % interval", "", "clicks that link it"), rows)
+    return Table(("position", "shown", "click rate", "95 % interval", "", "linking clicks"), rows)
 
 
 def _linked(clicks: float) -> str:
     return f"{clicks:,.0f}" if clicks > 0 else "none"
 
 
-def _group_table(group: str, curves: dict[str, Curve]) -> Table:
+def group_table(group: str, curves: dict[str, Curve]) -> Table:
+    """Click rates of groups at a few positions."""
     shown = sorted({k for curve in curves.values() for k in curve.position})
     places = [k for k in shown if k in (1, 2, 3, 5, 10, 20)] or shown[:5]
     rows = []
@@ -96,7 +118,7 @@ def _group_table(group: str, curves: dict[str, Curve]) -> Table:
         rates = dict(zip(curve.position, curve.rate, strict=True))
         cells = [f"{rates[k]:.2%}" if k in rates else "–" for k in places]
         rows.append((name, f"{sum(curve.impressions):,}", *cells))
-    return Table((group, "impressions", *(f"click rate at {k}" for k in places)), rows)
+    return Table((group, "impressions", *(f"rate at {k}" for k in places)), rows)
 
 
 def _confounding_table(facts: Facts) -> Table:
