@@ -57,7 +57,7 @@ class _Sums:
     def add(self, part: pl.DataFrame) -> None:
         self._parts.append(part)
         self._rows += part.height
-        if self._rows > 2 * self._together + MERGE_ROWS:
+        if self._rows > self._together + MERGE_ROWS:
             self.frame()
 
     def frame(self) -> pl.DataFrame:
