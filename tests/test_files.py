@@ -61,3 +61,41 @@ def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
     with pytest.raises(ConfigError, match="is a folder; a file name is needed"), new_file(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("marker", "ours", "theirs"),
+    [
+        ("schema.json", '{"format": "urank prepared log", "version": 1}', ['{"format": "other"}', "[]", "not json"]),
+        ("manifest.json", '{"format": "urank model"}', ['{"name": "my web page"}', '"urank model"']),
+        (
+            "simulation.toml",
+            'candidates = 1\nloggers = 2\npositions = 3\nsessions = 4\nuser = "item"\n',
+            ["steps = 10\n", "= broken"],
+        ),
+    ],
+)
+def test_only_a_folder_of_ours_is_replaced(tmp_path: Path, marker: str, ours: str, theirs: list[str]) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for content in theirs:
+        (folder / marker).write_text(content)
+        with pytest.raises(ConfigError, match="is not urank's"), new_folder(folder, marker=marker, overwrite=True):
+            pass
+        assert (folder / marker).read_text() == content
+    (folder / marker).write_text(ours)
+    with new_folder(folder, marker=marker, overwrite=True) as working:
+        (working / "new").write_text("1")
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_folders_made_on_the_way_vanish_with_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "a" / "b" / "c", marker="m"):
+        raise RuntimeError
+    with pytest.raises(RuntimeError), new_file(tmp_path / "a" / "b" / "page.html"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "kept" / "c", marker="m"):
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

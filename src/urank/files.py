@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,9 @@ from urank.errors import ConfigError
 
 __all__ = ["new_file", "new_folder"]
 
+_FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model"}
+_KEYS = {"simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"}}
+
 
 @contextmanager
 def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
@@ -20,7 +25,8 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
 
     Args:
         folder: the name it takes; missing parents are made.
-        marker: a file that every folder of this kind holds. Only a folder that holds it is ever replaced.
+        marker: a file that every folder of this kind holds. Only a folder that holds it, with content of ours, is ever
+            replaced.
         overwrite: replace an earlier folder of this kind.
     """
     target = Path(folder).absolute()
@@ -30,10 +36,14 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
             raise ConfigError(f"{folder} exists already; choose another name or pass --overwrite")
         if not (target / marker).is_file():
             raise ConfigError(f"{folder} holds something else (it has no {marker}), so it is not replaced")
+        if not _is_ours(target / marker):
+            raise ConfigError(f"{folder} holds something else (its {marker} is not urank's), so it is not replaced")
+    made = _missing_parents(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
+        _remove_empty(made)
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
     replaced = working.with_name(working.name + ".old")
     try:
@@ -47,6 +57,7 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
             replaced.rename(target)
         shutil.rmtree(working, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
+        _remove_empty(made)
 
 
 @contextmanager
@@ -55,10 +66,12 @@ def new_file(path: str | Path) -> Iterator[Path]:
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{path} is a folder; a file name is needed")
+    made = _missing_parents(target.absolute())
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
+        _remove_empty(made)
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     os.close(handle)
     working = Path(name)
@@ -68,3 +81,29 @@ def new_file(path: str | Path) -> Iterator[Path]:
         working.replace(target)
     finally:
         working.unlink(missing_ok=True)
+        _remove_empty(made)
+
+
+def _is_ours(marker: Path) -> bool:
+    """Whether a marker holds what urank writes into a file of its name."""
+    try:
+        if marker.name in _FORMATS:
+            content = json.loads(marker.read_text(encoding="utf-8"))
+            return isinstance(content, dict) and content.get("format") == _FORMATS[marker.name]
+        if marker.name in _KEYS:
+            return _KEYS[marker.name] <= set(tomllib.loads(marker.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _missing_parents(target: Path) -> list[Path]:
+    """The folders above that do not exist yet, the deepest first."""
+    return [parent for parent in target.parents if not parent.exists()]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Take back folders that were made for a result that never came; one that holds anything stays."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 
-def urank(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def urank(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "urank", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False, env={**os.environ, **env}
+    )
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
@@ -33,7 +38,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
     assert summary["queries"] == 200
-    assert summary["lists"] == 200 * 8
+    assert summary["lists"] == 200 * 10
     assert result.stderr == ""
     return folder
 
@@ -109,6 +114,8 @@ def test_configuration_file_and_flags(simulated: Path, tmp_path: Path) -> None:
         (("--values", "1-10"), "--values takes 2 numbers with colons between them; got '1-10'"),
         (("--traffic", "0.5:0.6"), "traffic must hold shares above 0 that sum to 1"),
         (("--user", "robot"), "user in the simulation: input should be 'item'"),
+        (("--values", "0:1e300"), "values must fit 32-bit numbers, so be below 3.4e38; got (0.0, 1e+300)"),
+        (("--data", "x.txt", "--queries", 7), "--queries belongs to generated documents; with --data they come from"),
         (("--data", "absent.txt"), "absent.txt cannot be read: No such file or directory"),
         (("--config", "absent.toml"), "absent.toml cannot be read: No such file or directory"),
     ],
@@ -144,3 +151,53 @@ def test_wrong_flags_exit_with_2() -> None:
 def test_inspect_writes_its_page_only_when_it_can(simulated: Path, tmp_path: Path) -> None:
     result = urank("inspect", simulated / "log.parquet", "--html", tmp_path)
     assert "is a folder; a file name is needed" in refused(result)
+
+
+def test_markup_in_a_path_is_printed_as_it_is(simulated: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("simulate", "-o", "out[/b]", "--queries", 20),
+        ("prepare", simulated / "log.parquet", "-o", "p[red]"),
+        ("inspect", simulated / "log.parquet", "--html", "page[/b].html"),
+    ):
+        result = urank(*arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.rstrip().endswith(("out[/b]", "p[red]", "page[/b].html"))
+
+
+def test_an_output_that_knows_only_ascii(simulated: Path, tmp_path: Path) -> None:
+    result = urank("inspect", simulated / "log.parquet", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "####" in result.stdout
+    assert "verdict" in result.stdout
+    pl.DataFrame({"query_id": ["ä"], "position": [1], "click": [1], "policy": ["ü"]}).write_parquet(
+        tmp_path / "l.parquet"
+    )
+    plain = json.loads(urank("inspect", tmp_path / "l.parquet", "--json", PYTHONIOENCODING="ascii").stdout)
+    assert list(plain["by_policy"]) == ["ü"]
+    refusal = urank("inspect", tmp_path / "ö.parquet", PYTHONIOENCODING="ascii")
+    assert refused(refusal).endswith("?.parquet does not exist")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_takes_back_what_it_began(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "urank", "simulate", "-o", "a/b/sim", "--queries", "20"]
+    script = f"import sys; sys.argv[1:] = {command[3:]!r}\n"
+    script += (
+        "import time, urank.simulate.letor as letor\n"
+        "letor._write_parquet = lambda frame, path: time.sleep(60)\n"
+        "from urank.cli import main; main()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE)
+    for _ in range(600):
+        if (tmp_path / "a" / "b").exists():
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    process.send_signal(number)
+    assert process.wait(timeout=30) != 0
+    assert list(tmp_path.iterdir()) == []
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 import urank
-from urank.errors import ConfigError
-from urank.log import tally
+from urank.errors import ConfigError, DataError
+from urank.log import confounding, tally
 from urank.log.confounding import heavy_tails, id_like, outcomes
 from urank.log.facts import wilson_interval
 from urank.log.inspect import Inspection
@@ -105,9 +105,33 @@ def test_without_item_ids_equal_features_are_the_same_item() -> None:
     assert found.facts.items is None
     assert found.facts.interventions.moved == 5
     assert found.verdict.level == "learnable"
-    no_features = urank.inspect(urank.read(log.drop("item_id", "x")))
-    assert no_features.verdict.level == "not learnable"
-    assert any("--column item_id=NAME" in advice for advice in no_features.verdict.advice)
+
+
+def test_without_item_ids_and_features_items_cannot_be_told_apart() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5)).drop("item_id", "x")
+    found = urank.inspect(urank.read(log))
+    assert found.verdict.sentence == "not learnable: items cannot be told apart"
+    assert found.verdict.reasons == ["the log does not tell items apart: it has neither item ids nor features"]
+    assert any("--column item_id=NAME" in advice for advice in found.verdict.advice)
+    assert (found.facts.interventions.items, found.facts.interventions.moved, found.facts.same_query_moves) == (0, 0, 0)
+    random = urank.inspect(urank.read(log.with_columns(policy=pl.lit("r"))), randomised=["r"])
+    assert random.verdict.level == "learnable"
+
+
+@pytest.mark.parametrize(("twins", "told_apart"), [(0.005, True), (0.05, False), (1.0, False)])
+def test_features_that_are_equal_within_lists_do_not_tell_items_apart(twins: float, told_apart: bool) -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=1000).with_columns(
+        x=pl.when((pl.col("query_id") < 1000 * twins) & (pl.col("item_id") == 1)).then(0).otherwise(pl.col("item_id"))
+    )
+    found = urank.inspect(urank.read(log.drop("item_id")))
+    assert found.facts.alike == twins
+    assert found.facts.tells_items is told_apart
+    assert found.verdict.level == ("learnable" if told_apart else "not learnable")
+    if not told_apart:
+        assert f"in {twins:.0%} of the lists two items have the same features" in found.verdict.reasons[0]
+        assert any("--column item_id=NAME" in advice for advice in found.verdict.advice)
+    named = urank.inspect(urank.read(log))
+    assert named.verdict.level == "learnable"
 
 
 def test_counts_and_rates() -> None:
@@ -160,9 +184,134 @@ def test_sampling_keeps_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampled.curve == exact.curve
     assert sampled.lists == exact.lists
     assert sampled.interventions.joined == exact.interventions.joined
-    # 2,495 items sampled at some rate: the estimate is binomial
+    # 2,495 items of which at least a thousand are kept: the estimate is binomial
     assert exact.interventions.items == 499 * 5
-    assert abs(sampled.interventions.items - 2495) < 5 * np.sqrt(2495 * 8)
+    assert abs(sampled.interventions.items - 2495) < 5 * np.sqrt(2495 * 1.5)
+    assert exact.same_query_moves == 0
+    exact_clicks, sampled_clicks = exact.interventions.evidence.sum(), sampled.interventions.evidence.sum()
+    assert sampled_clicks == pytest.approx(exact_clicks, rel=0.2)
+
+
+def test_a_few_items_are_never_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = urank.read(make_log(lambda i: np.roll([1, 2], i % 2), lists=5000))
+    exact = urank.inspect(log).facts
+    monkeypatch.setattr(tally, "SAMPLE_ROWS", 500)
+    monkeypatch.setattr(tally, "PAIR_ROWS", 3)
+    monkeypatch.setattr(tally, "MERGE_ROWS", 100)
+    sampled = urank.inspect(log)
+    assert sampled.facts.items == 2
+    assert sampled.verdict.level == "learnable"
+    assert sampled.facts.interventions.evidence.tolist() == exact.interventions.evidence.tolist()
+
+
+def test_clicks_at_random_are_exact_whatever_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every item is seen once: only the random lists link positions, by the clicks they got."""
+    log = make_log(lambda _: np.arange(1, 4), lists=3000).with_columns(
+        item_id=pl.int_range(pl.len()), policy=pl.lit("random")
+    )
+    monkeypatch.setattr(tally, "PAIR_ROWS", 100)
+    facts = urank.inspect(urank.read(log), randomised=["random"]).facts
+    clicks = log.group_by("position").agg(pl.col("click").sum()).sort("position")["click"].to_numpy()
+    assert sorted(facts.interventions.evidence)[-1] <= clicks.max() * 1.2
+    assert sorted(facts.interventions.evidence)[:2] == sorted(clicks)[:2]
+
+
+def test_one_query_with_many_showings_is_sampled_by_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=500).rename({"query_id": "session_id"})
+    monkeypatch.setattr(tally, "SAMPLE_ROWS", 400)
+    facts = urank.inspect(urank.read(log.with_columns(query_id=pl.lit("q")))).facts
+    assert (facts.queries, facts.lists) == (1, 500)
+    assert facts.confounding is not None
+    assert 100 <= facts.confounding.rows <= 400
+    assert facts.same_query_moves == 5
+    monkeypatch.setattr(tally, "SAMPLE_ROWS", 2)
+    assert urank.inspect(urank.read(log.with_columns(query_id=pl.lit("q")))).facts.rows == 2500
+
+
+@pytest.mark.parametrize("position", [3, 64, 65, 900])
+def test_a_position_twice_in_a_list_is_refused(tmp_path: Path, position: int) -> None:
+    log = make_log(lambda _: np.array([1, 2, position]), lists=300)
+    extra = log.filter((pl.col("query_id") == 77) & (pl.col("position") == position))
+    path = tmp_path / "log.parquet"
+    pl.concat([log, extra]).write_parquet(path)
+    with pytest.raises(DataError) as refusal:
+        urank.inspect(urank.read(path))
+    assert str(refusal.value) == (
+        f"a position must occur once in a list; position {position} of query 77 is at row 234 of {path} and again at "
+        f"row 901 of {path} (if these are two showings, name their session with --column session_id=NAME)"
+    )
+    sessions = pl.concat([log.with_columns(session_id=pl.lit("a")), extra.with_columns(session_id=pl.lit("b"))])
+    assert urank.inspect(urank.read(sessions)).facts.lists == 301
+
+
+def test_results_of_the_click_do_not_tell_the_position() -> None:
+    log = make_log(lambda i: np.random.default_rng(i).permutation(5) + 1, rate=0.2)
+    log = log.with_columns(paid=pl.when(pl.col("click") == 1).then(10.0 * pl.col("position")).otherwise(0.0))
+    facts = urank.inspect(urank.read(log)).facts
+    assert facts.outcomes == ["paid"]
+    assert facts.confounding is not None
+    assert list(facts.confounding.strongest) == ["x"]
+    assert facts.confounding.share < 0.01
+
+
+def test_columns_that_follow_from_others_do_not_count() -> None:
+    rng = np.random.default_rng(4)
+    log = make_log(lambda _: rng.permutation(6) + 1, lists=60)
+    once = urank.inspect(urank.read(log)).facts.confounding
+    many = log.with_columns(*((pl.col("x")).alias(f"x{i}") for i in range(20)), pl.lit("same").alias("brand"))
+    twenty = urank.inspect(urank.read(many)).facts.confounding
+    assert once is not None
+    assert twenty is not None
+    assert (twenty.share, twenty.p_value) == pytest.approx((once.share, once.p_value), abs=1e-6)
+
+
+def test_many_columns_are_regressed_in_parts_or_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    log = make_log(lambda _: rng.permutation(6) + 1, lists=300)
+    wide = log.with_columns(pl.Series(f"f{i}", rng.normal(size=log.height)) for i in range(30))
+    wide = wide.with_columns(f7=pl.col("position") + pl.col("f7"))
+    whole = urank.inspect(urank.read(wide)).facts.confounding
+    monkeypatch.setattr(confounding, "BLOCK_CELLS", 700)
+    parts = urank.inspect(urank.read(wide)).facts.confounding
+    assert whole is not None
+    assert parts is not None
+    assert parts.share == pytest.approx(whole.share, abs=1e-9)
+    assert next(iter(parts.strongest)) == "f7"
+    monkeypatch.setattr(confounding, "MOST_WORK", 31**2 * 900)
+    fewer = urank.inspect(urank.read(wide)).facts.confounding
+    assert fewer is not None
+    assert fewer.rows == 900
+    monkeypatch.setattr(confounding, "MOST_COLUMNS", 5)
+    assert urank.inspect(urank.read(wide)).facts.confounding is not None
+
+
+def test_the_largest_policies_and_those_said_to_be_random_are_looked_at() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=1200)
+    number = pl.col("query_id")
+    name = pl.when(number < 30).then(pl.lit("a")).otherwise(pl.lit("p") + (number % 9).cast(pl.String))
+    log = log.with_columns(policy=name)
+    assert set(urank.inspect(urank.read(log)).facts.confounding_by_policy) < {f"p{i}" for i in range(9)}
+    assert "a" in urank.inspect(urank.read(log), randomised=["a"]).facts.confounding_by_policy
+
+
+def test_advice_does_not_ask_for_what_is_there() -> None:
+    log = make_log(lambda _: np.arange(1, 6), rate=0.02).with_columns(
+        policy=pl.when(pl.col("query_id") < 50).then(pl.lit("random")).otherwise(pl.lit("ranker"))
+    )
+    plain, random = (urank.inspect(urank.read(log), randomised=names).verdict for names in ((), ("random",)))
+    assert any("show a small share of the traffic in randomised order" in advice for advice in plain.advice)
+    assert not any("show a small share of the traffic in randomised order" in advice for advice in random.advice)
+    assert any("show more of the traffic in random order" in advice for advice in random.advice)
+
+
+def test_with_many_positions_the_table_of_shared_items_is_left_out() -> None:
+    log = make_log(lambda i: np.roll(np.arange(1, 202), i), lists=30)
+    found = urank.inspect(urank.read(log))
+    assert found.facts.interventions.shared is None
+    plain = found.to_dict()["interventions"]
+    assert plain["shared"] is None
+    assert plain["note"] == "shared is left out, since there are more than 200 positions"
+    assert "note" not in urank.inspect(urank.read(log.filter(pl.col("position") <= 200))).to_dict()["interventions"]
 
 
 def test_confounding_is_seen_and_randomness_too() -> None:
@@ -241,6 +390,7 @@ def test_interventions_by_hand() -> None:
     stronger = find_interventions(item, position, np.array([20, 15, 12, 30, 8]), np.zeros(3, dtype=np.int64))
     assert stronger.joined == [1, 2, 3]
     assert stronger.evidence.tolist() == [min(20, 15), min(12, 30), 38]
+    assert stronger.shared is not None
     assert stronger.shared.tolist() == [[1, 1, 0], [1, 2, 1], [0, 1, 2]]
     assert (stronger.moved, stronger.items) == (2, 3)
 

@@ -194,13 +194,13 @@ def test_letor_files_of_a_folder(write: Write, tmp_path: Path) -> None:
         (PLAIN, True),
         ("\n# head\n  2.5\tqid:7\n", True),
         ("\ufeff1 qid:7 1:1", True),
-        (gzip.compress(PLAIN.encode()), True),
+        pytest.param(gzip.compress(PLAIN.encode(), mtime=0), True, id="gzip"),
         ("1 1:0.5 2:3\n" + PLAIN, False),
         ("query_id,position,click\n", False),
         ("word qid:3 1:1\n", False),
         ("# 1 qid:3 1:1\n", False),
         ("", False),
-        (bytes(range(256)), False),
+        pytest.param(bytes(range(256)), False, id="bytes"),
     ],
 )
 def test_is_letor(content: str | bytes, expected: bool, write: Write) -> None:
@@ -298,7 +298,10 @@ def test_n_features_must_be_positive(n_features: int, write: Write) -> None:
         read_letor(write(PLAIN), n_features=n_features)
 
 
-@pytest.mark.parametrize("content", ["", "\n \r\n\t", "# one\n  # two", "\ufeff", gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "content",
+    ["", "\n \r\n\t", "# one\n  # two", "\ufeff", pytest.param(gzip.compress(b"", mtime=0), id="gzip")],
+)
 def test_a_file_without_data(content: str | bytes, write: Write) -> None:
     path = write(content)
     with pytest.raises(DataError) as error:
@@ -433,3 +436,12 @@ def test_the_filler_of_istella_is_missing(tmp_path: Path) -> None:
     features = read_letor(path).features
     assert np.isnan(features[0, 0])
     assert features[0, 1] == np.float32(0.5)
+
+
+def test_an_index_that_would_take_all_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letor, "MOST_BYTES", 1 << 20)
+    path = write("1 qid:1 1:1\n" * 9 + "1 qid:1 90000:1\n")
+    with pytest.raises(
+        DataError, match=r"10 documents with features up to 90,000 take .* GB as a table, .* an index wrong"
+    ):
+        read_letor(path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log import buckets, prepare, write
+from urank.log import buckets, prepare, summary, write
 from urank.log.split import SPLITS, split_by_hash, stable_hash
 
 
@@ -174,8 +174,9 @@ def test_a_position_twice_in_a_query_is_refused_with_both_rows(tmp_path: Path) -
     twice.write_parquet(path)
     query, position = log["query_id"][10], log["position"][10]
     sentence = (
-        f"a position must occur once in a query; position {position} of query {query} is at row 11 of {path} "
-        f"and again at row {twice.height} of {path}"
+        f"a position must occur once in a list; position {position} of query {query} is at row 11 of {path} "
+        f"and again at row {twice.height} of {path} "
+        "(if these are two showings, name their session with --column session_id=NAME)"
     )
     with pytest.raises(DataError) as refusal:
         urank.prepare(urank.read(path), tmp_path / "out")
@@ -191,7 +192,7 @@ def test_nothing_is_left_behind_after_a_refusal(tmp_path: Path, bad_row: int) ->
     opened = urank.read(log.with_columns(click=pl.Series(click)))
     with pytest.raises(DataError, match="click must be 0 or 1; got 3"):
         urank.prepare(opened, tmp_path / "deep" / "out", bucket_bytes=50 * opened.row_bytes)
-    assert list((tmp_path / "deep").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_folder_is_kept_unless_asked(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     told: dict[str, tuple[float, float | None]] = {}
     log = urank.read(impressions(100))
     urank.prepare(
-        log, tmp_path / "out", bucket_bytes=20 * log.row_bytes, report=lambda s, d, t: told.update({s: (d, t)})
+        log, tmp_path / "out", bucket_bytes=20 * log.row_bytes, report=lambda s, d, t, _="": told.update({s: (d, t)})
     )
     assert told["writing"][0] == told["writing"][1]
     assert told["reading"][1] == log.size
@@ -236,12 +237,49 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 
 def test_buckets_keep_queries_whole(tmp_path: Path) -> None:
     keys = np.random.default_rng(0).integers(0, 500, 5000).astype(np.uint64)
-    frame = pl.DataFrame({"_query": keys, "x": np.arange(5000)})
+    frame = pl.DataFrame({"__urank_query": keys, "x": np.arange(5000)})
     with buckets.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400) as found:
         for start in range(0, 5000, 700):
             found.add(frame[start : start + 700])
         parts = list(found)
     assert len(parts) > 5
-    assert sum(part["_query"].n_unique() for part in parts) == len(np.unique(keys))
+    assert sum(part["__urank_query"].n_unique() for part in parts) == len(np.unique(keys))
     assert sorted(pl.concat(parts)["x"].to_list()) == list(range(5000))
     assert not (tmp_path / "b").exists()
+
+
+def test_preparing_again_gives_the_same_split(tmp_path: Path) -> None:
+    log = impressions(200, sessions=2).with_columns(timestamp=pl.int_range(pl.len()).shuffle(seed=1))
+    urank.prepare(urank.read(log), tmp_path / "once", split="time", valid=0.2, test=0.2)
+    urank.prepare(urank.read(tmp_path / "once"), tmp_path / "twice", split="time", valid=0.2, test=0.2)
+    once, twice = (read_back(tmp_path / name) for name in ("once", "twice"))
+    assert once.equals(twice)
+    latest = log.group_by("query_id", pl.col("session_id").cast(pl.String)).agg(pl.col("timestamp").max())
+    joined = once.join(latest, on=["query_id", "session_id"], suffix="_latest")
+    assert (joined["timestamp"] == joined["timestamp_latest"]).all()
+
+
+def test_many_categories_are_counted_alike_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "MAX_CATEGORIES", 20)
+    log = impressions(300).with_columns(
+        few=pl.int_range(pl.len()).mod(20).cast(pl.String), many=pl.int_range(pl.len()).mod(21).cast(pl.String)
+    )
+    features = []
+    for number in range(2):
+        described = urank.prepare(
+            urank.read(log.sample(fraction=1.0, shuffle=True, seed=number)), tmp_path / str(number)
+        )
+        features.append({feature["name"]: feature for feature in described["features"]})
+    assert features[0] == features[1]
+    assert features[0]["few"]["categories"] == 20
+    assert "more_categories" not in features[0]["few"]
+    assert (features[0]["many"]["categories"], features[0]["many"]["more_categories"]) == (20, True)
+
+
+def test_only_what_urank_wrote_is_replaced(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "schema.json").write_text('{"type": "record"}')
+    with pytest.raises(ConfigError, match=r"other holds something else \(its schema.json is not urank's\)"):
+        urank.prepare(urank.read(impressions(5)), other, overwrite=True)
+    assert [path.name for path in other.iterdir()] == ["schema.json"]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import urank
@@ -25,7 +27,9 @@ LOG = pl.DataFrame(
 
 def rows(source: object) -> list[tuple[object, ...]]:
     frame = urank.read(source).frame()
-    return frame.select(sorted(set(frame.columns) - {"_row"})).with_columns(pl.col("price").fill_nan(None)).rows()
+    return (
+        frame.select(sorted(set(frame.columns) - {"__urank_row"})).with_columns(pl.col("price").fill_nan(None)).rows()
+    )
 
 
 def test_every_form_gives_the_same_log(tmp_path: Path) -> None:
@@ -49,7 +53,8 @@ def test_folders_globs_and_partitions(tmp_path: Path) -> None:
     log = urank.read(tmp_path / "log")
     assert log.schema.named("numeric") == ["price", "day"]
     assert log.frame()["day"].to_list() == [0, 0, 1, 1, 1, 1]
-    assert rows(f"{tmp_path}/log/*/*.parquet") == rows(LOG)
+    assert urank.read(f"{tmp_path}/log/*/*.parquet").frame().equals(log.frame())
+    assert rows(f"{tmp_path}/log/day=0/*.parquet") == rows(LOG[:2])
     by_policy = urank.read(tmp_path / "log", columns={"policy": "day"})
     assert by_policy.frame()["policy"].to_list() == ["0", "0", "1", "1", "1", "1"]
 
@@ -153,3 +158,130 @@ def test_hotel_log(data_dir: Path) -> None:
     assert int(frame["click"].cast(pl.Int64).sum()) == 1981
     assert log.schema.named("categorical") == []
     assert len(log.schema.named("numeric")) == 54 - 6
+
+
+def csv(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_ids_in_a_csv_stay_as_they_are_written(tmp_path: Path) -> None:
+    text = "query_id,position,click,item_id,shop,price\n00017,1,0,1e5,007,1\n00017,2,1,9007199254740993,8,2.5\n"
+    path = csv(tmp_path / "log.csv", text)
+    frame = urank.read(path, categorical=["shop"]).frame()
+    assert frame["query_id"].to_list() == ["00017", "00017"]
+    assert frame["item_id"].to_list() == ["1e5", "9007199254740993"]
+    assert frame["shop"].to_list() == ["007", "8"]
+    assert frame["price"].to_list() == [1, 2.5]
+    mapped = urank.read(path, columns={"policy": "shop"}).frame()
+    assert mapped["policy"].to_list() == ["007", "8"]
+
+
+@pytest.mark.parametrize("token", ["NULL", "null", "NA", "N/A", "nan", "NaN", "None", "", " ", " NA "])
+def test_missing_numbers_in_a_csv(tmp_path: Path, token: str) -> None:
+    text = f"query_id,position,click,x,country\n1,1,0,{token},NA\n1,2,0, 5 ,DE\n1,3,1,-1e3,DE\n"
+    log = urank.read(csv(tmp_path / "log.csv", text))
+    assert log.schema.named("numeric") == ["x"]
+    assert log.frame()["x"].fill_nan(None).to_list() == [None, 5, -1000]
+    assert log.frame()["country"].to_list() == ["NA", "DE", "DE"]
+
+
+def test_text_in_a_csv_stays_text(tmp_path: Path) -> None:
+    log = urank.read(csv(tmp_path / "log.csv", 'query_id,position,click,x\n1,1,0,"1,234"\n1,2,0,5\n'))
+    assert log.schema.named("categorical") == ["x"]
+    assert log.frame()["x"].to_list() == ["1,234", "5"]
+
+
+def test_the_index_of_pandas_is_left_out(tmp_path: Path) -> None:
+    table = LOG.to_pandas()
+    table.to_csv(tmp_path / "log.csv")
+    assert rows(tmp_path / "log.csv") == rows(LOG)
+    by_letter = table.set_index(pd.Index(list("abcdef")))
+    by_letter.to_parquet(tmp_path / "log.parquet")
+    assert rows(tmp_path / "log.parquet") == rows(by_letter) == rows(LOG)
+
+
+def test_headers_that_are_wrong(tmp_path: Path) -> None:
+    path = csv(tmp_path / "log.csv", "query_id,position,click,x,x\n1,1,0,2,3\n")
+    with pytest.raises(DataError, match=r"log\.csv has two columns named 'x'; rename one"):
+        urank.read(path)
+    with pytest.raises(DataError, match=r"column 4 of .*log\.csv has no name"):
+        urank.read(csv(path, "query_id,position,click,\n1,1,0,2\n"))
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    names = ["query_id", "position", "click", "click"]
+    table = pa.table([pa.array([1])] * 4, names=names)
+    with pytest.raises(DataError, match="the table has two columns named 'click'"):
+        urank.read(table)
+    pq.write_table(table, tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"log\.parquet has two columns named 'click'"):
+        urank.read(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="the table holds a column that cannot be read: Duplicate column names"):
+        urank.read(pd.DataFrame([[1, 1, 0, 0]], columns=names))
+
+
+def test_a_column_of_mixed_types() -> None:
+    table = pd.DataFrame({"query_id": [1, 1], "position": [1, 2], "click": [0, 1], "x": [1, "a"]})
+    with pytest.raises(DataError, match="the table holds a column that cannot be read") as refusal:
+        urank.read(table)
+    assert "\n" not in str(refusal.value)
+
+
+def test_brackets_in_a_name_are_no_glob(tmp_path: Path) -> None:
+    LOG.write_csv(tmp_path / "log[1].csv")
+    LOG[:2].write_csv(tmp_path / "log1.csv")
+    assert rows(tmp_path / "log[1].csv") == rows(LOG)
+
+
+def test_a_file_in_which_a_column_is_empty_says_nothing_of_its_type(tmp_path: Path) -> None:
+    head = "query_id,position,click,x,y\n"
+    for number, body in enumerate(("", "1,1,0,,\n", "1,2,1,red,2.5\n", "1,3,1,,\n")):
+        csv(tmp_path / f"{number}.csv", head + body)
+    log = urank.read(tmp_path)
+    assert (log.schema.named("categorical"), log.schema.named("numeric")) == (["x"], ["y"])
+    assert log.frame()["x"].to_list() == [None, "red", None]
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    LOG.with_columns(brand=pl.lit(None)).write_parquet(folder / "a.parquet")
+    LOG.write_parquet(folder / "b.parquet")
+    assert urank.read(folder).frame()["brand"].to_list() == [None] * 6 + LOG["brand"].to_list()
+
+
+def test_files_that_disagree_can_be_read_as_text_or_without_the_column(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "a.parquet")
+    LOG.with_columns(pl.col("price").cast(pl.String)).write_parquet(tmp_path / "b.parquet")
+    assert urank.read(tmp_path, categorical=["price"]).frame()["price"][0] == "1.5"
+    assert urank.read(tmp_path, drop=["price"]).frame().height == 12
+
+
+def test_whole_and_fractional_seconds_in_two_files(tmp_path: Path) -> None:
+    LOG.with_columns(timestamp=pl.lit(2)).write_parquet(tmp_path / "a.parquet")
+    LOG.with_columns(timestamp=pl.lit(2.5)).write_parquet(tmp_path / "b.parquet")
+    assert set(urank.read(tmp_path).frame()["timestamp"]) == {2_000_000, 2_500_000}
+
+
+@pytest.mark.parametrize(
+    ("folders", "values"),
+    [
+        (("day=1", "day=-2"), [1.0, -2.0]),
+        (("day=01", "day=02"), ["01", "02"]),
+        (("day=a%20b", "day=c"), ["a b", "c"]),
+        (("day=1", "day=__HIVE_DEFAULT_PARTITION__"), [1.0, None]),
+        (("day=--5", "day=5"), ["--5", "5"]),
+    ],
+)
+def test_values_of_partitions(tmp_path: Path, folders: tuple[str, str], values: list[object]) -> None:
+    for folder in folders:
+        (tmp_path / "log" / folder).mkdir(parents=True)
+        LOG[:1].write_parquet(tmp_path / "log" / folder / "part.parquet")
+    for source in (tmp_path / "log", f"{tmp_path}/log/day=*/*.parquet"):
+        day = urank.read(source).frame()["day"]
+        found = day.fill_nan(None).to_list() if day.dtype.is_float() else day.to_list()
+        assert sorted(map(str, found)) == sorted(map(str, values))
+
+
+def test_long_texts_count_in_the_size_of_a_row() -> None:
+    short, long = (urank.read(LOG.with_columns(brand=pl.lit("x" * n))) for n in (1, 5000))
+    assert short.row_bytes < 300
+    assert 5000 < long.row_bytes < 6000

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import urank
@@ -54,7 +58,7 @@ def make_log(**changes: Any) -> pl.DataFrame:
         ({"item_id": [1, 2, None, 3]}, "item_id must not be missing; got nothing at row 3 of "),
         ({"propensity": [1, 0.5, 0, 1]}, "propensity must be above 0 and at most 1; got 0.0 at row 3 of "),
         ({"relevance": [1, -1, 0, 1]}, "relevance must be a finite number from 0 up, or missing; got -1 at row 2 of "),
-        ({"timestamp": ["2020-01-01", "soon", "2020-01-01", "2020-01-02"]}, "timestamp must be a date, a time or a "),
+        ({"timestamp": ["2020-01-01", "soon", "2020-01-01", "2020-01-02"]}, "timestamp must be a date or time (as "),
     ],
 )
 @pytest.mark.parametrize("form", ["parquet", "csv", "table"])
@@ -156,7 +160,7 @@ def test_times_may_be_dates_text_or_numbers() -> None:
 def test_one_row_per_query_with_list_columns_is_a_log_too() -> None:
     frame = make_log()
     lists = frame.group_by("query_id", maintain_order=True).agg(pl.all())
-    assert urank.read(lists).frame().drop("_row").equals(urank.read(frame).frame().drop("_row"))
+    assert urank.read(lists).frame().drop("__urank_row").equals(urank.read(frame).frame().drop("__urank_row"))
 
 
 def test_refuses_a_query_without_items_and_lists_of_unequal_length() -> None:
@@ -173,3 +177,107 @@ def test_infer_is_pure() -> None:
     before = dict(dtypes)
     LogSchema.infer(dtypes, "x", columns={"position": "position"})
     assert dtypes == before
+
+
+def test_refuses_types_that_cannot_play_a_role() -> None:
+    columns: dict[str, Any] = {
+        "List(Int64)": [[1], [2], [3], [4]],
+        "Struct": [{"a": 1}] * 4,
+        "Binary": [b"1"] * 4,
+        "Time": [time(1)] * 4,
+        "Duration": [timedelta(1)] * 4,
+        "Array": pl.Series([[1, 2]] * 4, dtype=pl.Array(pl.Int64, 2)),
+    }
+    for kind, values in columns.items():
+        for role in ("position", "click", "query_id", "item_id", "value", "policy", "timestamp"):
+            if (kind, role) == ("List(Int64)", "position"):
+                continue  # lists of positions are a log with one row per query
+            sentence = (
+                rf"column '{role}' of the table is of type {re.escape(kind)}.*, which cannot play the role {role}$"
+            )
+            with pytest.raises(DataError, match=sentence):
+                urank.read(make_log(**{role: values}))
+        if kind != "Array":
+            with pytest.raises(DataError, match="which cannot be a feature"):
+                urank.read(make_log(x=values), categorical=["x"])
+
+
+@pytest.mark.parametrize("role", ["click", "value", "item_id"])
+def test_dictionaries_and_decimals_are_what_they_hold(role: str) -> None:
+    plain = urank.read(make_log(**{role: ["0", "1", "0", "1"]})).frame()
+    for values in (pa.array(["0", "1", "0", "1"]).dictionary_encode(), pa.array([0, 1, 0, 1]).dictionary_encode()):
+        table = make_log().drop(role).to_arrow().append_column(role, values)
+        assert urank.read(table).frame()[role].to_list() == plain[role].to_list()
+    decimals = make_log(value=[Decimal("1.50"), Decimal("2.25"), Decimal("0"), Decimal("3")])
+    assert urank.read(decimals).frame()["value"].to_list() == [1.5, 2.25, 0, 3]
+
+
+def test_an_infinite_place_of_a_fixed_size_list_is_named() -> None:
+    embedding = pl.Series([[1.0, 2.0], [3.0, INF], [5.0, 6.0], [7.0, 8.0]], dtype=pl.Array(pl.Float32, 2))
+    with pytest.raises(DataError, match=r"feature 'e\[1\]' must be finite or missing; got inf at row 2 of the table"):
+        urank.read(make_log(e=embedding)).frame()
+    clash = make_log(e=embedding).with_columns(pl.lit(1.0).alias("e[0]"))
+    with pytest.raises(DataError, match=r"two columns of the table would make the feature 'e\[0\]'"):
+        urank.read(clash)
+
+
+def test_a_column_may_be_the_category_and_play_its_own_role() -> None:
+    frame = urank.read(make_log(), columns={"category": "item_id"}).frame()
+    assert frame["item_id"].to_list() == frame["category"].to_list() == ["1", "2", "1", "3"]
+
+
+def test_a_required_role_that_is_taken_or_dropped() -> None:
+    with pytest.raises(ConfigError, match="the table needs its column 'click', which --drop leaves out"):
+        urank.read(make_log(), drop=["click"])
+    with pytest.raises(ConfigError, match="column 'click' of the table is to play position, so nothing plays click;"):
+        urank.read(make_log().drop("position"), columns={"position": "click"})
+
+
+ODD_NAMES = ("_row", "_query", "_session", "_item", "_list", "n", "name", "clicks", "x", "top", "bottom", "v", "count")
+
+
+def test_features_may_have_any_name_but_those_kept_for_urank(tmp_path: Path) -> None:
+    names = [*ODD_NAMES, "value_counts", "bits", "len", "s"]
+    numbers = {name: [float(i), 1.0, 2.0, 3.0] for i, name in enumerate(names)}
+    texts = {f"{name} ": ["a", "b", "a", "c"] for name in names} | {"category": ["a", "b", "b", "a"]}
+    for columns in (numbers, texts, {name: ["a", "b", "a", "c"] for name in names}):
+        log = urank.read(make_log(**columns))
+        assert urank.inspect(log).facts.rows == 4
+        description = urank.prepare(log, tmp_path / "out", overwrite=True)
+        assert set(columns) <= {feature["name"] for feature in description["features"]}
+    with pytest.raises(
+        DataError, match="column '__urank_row' of the table begins with __urank_, which is kept for ura"
+    ):
+        urank.read(make_log(__urank_row=[1, 2, 3, 4]))
+    assert urank.read(make_log(__urank_row=[1, 2, 3, 4]), drop=["__urank_row"]).frame().height == 4
+
+
+@pytest.mark.parametrize(
+    ("texts", "seconds"),
+    [
+        (["1970-01-02T00:00:00Z", "1970-01-02T02:00:00+02:00"], [86400, 86400]),
+        (["1970-01-02", "1970-01-02 00:00:00.25"], [86400, 86400.25]),
+        (["1970-01-02T00:00", "1970-01-01T22:30:00-0130"], [86400, 86400]),
+        (["1970-01-02 00:00:00 +01", "1970-01-02T00:00:00.5z"], [82800, 86400.5]),
+        ([1.5, 86400.25], [1.5, 86400.25]),
+    ],
+)
+def test_times_with_offsets_and_fractions(texts: list[Any], seconds: list[float]) -> None:
+    found = urank.read(make_log(timestamp=[*texts, *texts])).frame()["timestamp"].to_list()
+    assert found[:2] == [round(1_000_000 * second) for second in seconds]
+
+
+@pytest.mark.parametrize("text", ["01/02/2020", "2020-13-01", "2020-01-01T25:00:00Z", "January 2020"])
+def test_times_that_are_not_iso_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match=f"timestamp must be a date or time .* got '{text}' at row 2 of the table"):
+        urank.read(make_log(timestamp=["2020-01-01", text, "2020-01-01", "2020-01-01"])).frame()
+
+
+def test_whole_numbers_that_lose_digits_are_told() -> None:
+    log = urank.read(make_log(stamp=[1_700_000_001, 3, 4, 5], big=[2**24, 2**25, 0, -(2**40)], half=[1e9 + 0.5] * 4))
+    facts = urank.inspect(log).facts
+    assert facts.losing_digits == ["stamp"]
+    huge = urank.read(make_log(big=[9007199254740993, 1, 2, 3]))
+    found = urank.inspect(huge)
+    assert found.facts.losing_digits == ["big"]
+    assert any("big: whole numbers that lose digits as 32-bit numbers" in told for told in found.verdict.warnings)

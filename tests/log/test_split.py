@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.errors import ConfigError
+from urank.log import split
 from urank.log.split import SPLITS, split_by_hash, split_by_time, stable_hash
 
 
@@ -66,3 +67,28 @@ def test_time_cuts_are_times_of_queries() -> None:
 def test_refuses_shares_over_one() -> None:
     with pytest.raises(ConfigError, match=r"sum to at most 1; got 0\.7, 0\.7"):
         split_by_hash(np.zeros(1, dtype=np.uint64), valid=0.7, test=0.7)
+
+
+@pytest.mark.parametrize(
+    ("times", "valid", "test", "sizes"),
+    [
+        (range(10), 0.9, 0.1, (0, 9, 1)),
+        (range(10), 0.0, 1.0, (0, 0, 10)),
+        (range(10), 1.0, 0.0, (0, 10, 0)),
+        (range(10), 0.0, 0.0, (10, 0, 0)),
+        ([1, 2, 3, 4, 5, 5, 5, 5], 0.1, 0.1, (3, 1, 4)),  # the newest instant alone is more than was asked for
+        ([1, 1, 1, 1, 2], 0.1, 0.1, (4, 0, 1)),
+        ([7, 7, 7], 0.1, 0.1, (3, 0, 0)),
+    ],
+)
+def test_time_cuts_with_ties_and_at_the_ends(times: object, valid: float, test: float, sizes: tuple[int, ...]) -> None:
+    latest = np.array(list(times))  # type: ignore[call-overload]
+    first, second = split_by_time(latest, valid=valid, test=test)
+    assert np.bincount((latest > first).astype(int) + (latest > second), minlength=3).tolist() == list(sizes)
+
+
+def test_long_texts_are_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = pl.Series(["a" * 50, "", "b" * 3, "c" * 200, "", "d"])
+    whole = stable_hash(texts)
+    monkeypatch.setattr(split, "CHUNK_BYTES", 60)
+    assert stable_hash(texts).tolist() == whole.tolist()

@@ -16,8 +16,8 @@ import urank
 from urank.log.inspect import Inspection
 from urank.report.figures import click_curves, svg
 from urank.report.inspection import write_inspection
-from urank.report.tables import bar
-from urank.report.terminal import print_inspection
+from urank.report.tables import Table, bar
+from urank.report.terminal import print_inspection, terminal_table
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +92,68 @@ def test_figures_are_the_same_every_time(inspection: Inspection) -> None:
     first, second = (svg(click_curves({"all": inspection.facts.curve})) for _ in range(2))
     assert first == second
     assert first.startswith("<svg")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_narrow_terminal_keeps_the_first_columns(inspection: Inspection, width: int) -> None:
+    out = StringIO()
+    print_inspection(inspection, Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= width
+    for k, rate in zip(inspection.facts.curve.position, inspection.facts.curve.rate, strict=True):
+        row = next(line for line in lines if line.split()[:1] == [str(k)])
+        assert (f"{rate:.2%}" in row) or width < 60
+    for name in ("one", "two"):
+        assert any(line.split()[:1] == [name] for line in lines)
+
+
+def test_many_wide_groups_fit_into_80_columns() -> None:
+    names = ["a ranker with a rather long name", "another"]
+    rates = [f"{rate:.2%}" for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)]
+    table = Table(
+        ("policy", "impressions", *(f"rate at {k}" for k in (1, 2, 3, 5, 10, 20))),
+        [(name, "1,234,567", *rates) for name in names],
+    )
+    for width in (40, 80):
+        out = StringIO()
+        Console(file=out, width=width).print(terminal_table(table))
+        text = out.getvalue()
+        assert all(word in text for word in names[0].split())
+        assert "1,234,567" in text
+        assert "rate at 1" in text
+
+
+def test_markup_and_mathematics_in_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    names = ["$10_$20", "[/b]", "_hidden", ":smile:", "\\frac"]
+    rng = np.random.default_rng(0)
+    log = pl.DataFrame(
+        {
+            "query_id": np.repeat(np.arange(200), 5),
+            "item_id": np.tile(np.arange(5), 200),
+            "position": np.concatenate([rng.permutation(5) + 1 for _ in range(200)]),
+            "click": rng.integers(0, 2, 1000),
+            "category": rng.choice(names, 1000),
+        }
+    )
+    found = urank.inspect(urank.read(log))
+    write_inspection(found, tmp_path / "page.html")
+    drawn = re.sub(r"<style.*?</style>", "", svg(click_curves(found.facts.by_category)), flags=re.DOTALL)
+    out = StringIO()
+    print_inspection(found, Console(file=out, width=120))
+    for name in names:
+        assert name in drawn
+        assert name in out.getvalue()
+
+
+def test_a_page_without_the_map_of_links(tmp_path: Path) -> None:
+    positions = np.arange(1, 251)
+    log = pl.DataFrame(
+        {
+            "query_id": np.repeat(np.arange(20), 250),
+            "item_id": np.tile(np.arange(250), 20),
+            "position": np.concatenate([np.roll(positions, i) for i in range(20)]),
+            "click": np.tile([1, 0], 2500),
+        }
+    )
+    write_inspection(urank.inspect(urank.read(log)), tmp_path / "page.html")
+    assert "seen at both" not in (tmp_path / "page.html").read_text()

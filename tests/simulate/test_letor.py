@@ -234,7 +234,9 @@ def test_real_documents(data_dir: Path, method: str) -> None:
 def test_labels_and_parameters_must_fit_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="label_max must be at least the highest label in the data, 2; got 1"):
         run(data=letor_file(tmp_path, [0, 1, 2, 0]), label_max=1)
-    with pytest.raises(ConfigError, match="label_max must be above 0; got 0"):
+    with pytest.raises(ConfigError, match=r"every label of .*letor\.txt is 0, .* label_max must be above 0; got 0"):
         run(data=letor_file(tmp_path, [0, 0, 0, 0]))
+    with pytest.raises(ConfigError, match=r"labels are grades from 0 to 64; .*letor\.txt has 2000"):
+        run(data=letor_file(tmp_path, [0, 1, 2000, 0]))
     with pytest.raises(ConfigError, match="denominator must be at least"):
         run(denominator=3)

@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
 from urank.errors import ConfigError
-from urank.simulate.scaling import Scaling, query_means, scale01, scaling_bounds, signed_log
+from urank.scaling import signed_log
+from urank.simulate.scaling import Scaling, query_means, scale01, scaling_bounds
 
 METHODS: list[Scaling] = ["minmax", "log", "rank"]
 floats = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(-1e6, 1e6, width=32))

@@ -55,4 +55,4 @@ def inspect_command(
         console = Console()
         print_inspection(inspection, console)
         if html is not None:
-            console.print(f"\nThe same with plots: {html}", highlight=False, soft_wrap=True)
+            console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -49,5 +50,6 @@ def open_log(
 
 
 def print_json(value: Any) -> None:
-    """Print a value for machines."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print a value for machines; where the output cannot hold every character, as JSON's own escapes."""
+    narrow = "utf" not in (sys.stdout.encoding or "").lower()
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=narrow, allow_nan=False))

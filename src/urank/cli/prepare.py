@@ -73,5 +73,7 @@ def prepare_command(
             f"{description['positions']} positions, {kinds.count('numeric')} numeric and "
             f"{kinds.count('categorical')} categorical features, written to {output}",
             highlight=False,
+            markup=False,
+            emoji=False,
             soft_wrap=True,
         )

@@ -37,6 +37,7 @@ def simulate_command(
     data: Annotated[str | None, _option("data", panel="Documents", metavar="PATH")] = None,
     queries: Annotated[int | None, _option("queries", panel="Documents")] = None,
     features: Annotated[int | None, _option("features", panel="Documents")] = None,
+    noise: Annotated[float | None, _option("noise", panel="Documents")] = None,
     candidates: Annotated[int | None, _option("candidates", panel="Documents")] = None,
     values: Annotated[str | None, _option("values", panel="Documents", metavar="LOW:HIGH")] = None,
     positions: Annotated[int | None, _option("positions", panel="Traffic")] = None,
@@ -81,6 +82,7 @@ def simulate_command(
         "data": data,
         "queries": queries,
         "features": features,
+        "noise": noise,
         "candidates": candidates,
         "values": _numbers("--values", values, 2),
         "positions": positions,
@@ -102,6 +104,10 @@ def simulate_command(
         "seed": seed,
     }
     from_file = read_toml(config) if config is not None else {}
+    if data is not None or "data" in from_file:
+        ignored = [key for key in ("queries", "features", "noise") if given[key] is not None]
+        if ignored:
+            raise ConfigError(f"--{ignored[0]} belongs to generated documents; with --data they come from the file")
     values_given = from_file | {key: value for key, value in given.items() if value is not None}
     checked = build(SimulationConfig, values_given, str(config) if config is not None else "the simulation")
     with bars(quiet=quiet or json) as report:
@@ -115,6 +121,8 @@ def simulate_command(
             f"{summary['impressions']:,} impressions in {summary['lists']:,} lists of {summary['queries']:,} queries, "
             f"{summary['clicks_per_list']:.3f} clicks per list, written to {output}",
             highlight=False,
+            markup=False,
+            emoji=False,
             soft_wrap=True,
         )
 

@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from urank.log.schema import QUERY
+
 __all__ = ["Buckets"]
 
 _COUNT = 64
@@ -43,7 +45,7 @@ class Buckets:
             self.folder.rmdir()
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Take rows that have the hash of their query in the column `_query`."""
+        """Take rows that have the hash of their query in the column `QUERY`."""
         self._held.append(frame)
         self._held_rows += frame.height
         if self._held_rows > self._most_rows:
@@ -66,7 +68,7 @@ class Buckets:
             yield frame
 
     def _scatter(self, frame: pl.DataFrame) -> None:
-        bucket = (frame["_query"].to_numpy() % np.uint64(_COUNT)).astype(np.uint8)
+        bucket = (frame[QUERY].to_numpy() % np.uint64(_COUNT)).astype(np.uint8)
         order = np.argsort(bucket, kind="stable")
         table = frame[order].to_arrow()
         counts = np.bincount(bucket, minlength=_COUNT)

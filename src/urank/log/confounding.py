@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,13 @@ from scipy.special import fdtrc
 
 from urank.log.lists import list_ids
 from urank.log.schema import LogSchema
+from urank.scaling import signed_log
 
 __all__ = ["Confounding", "heavy_tails", "id_like", "outcomes", "predict_position"]
+
+MOST_COLUMNS = 500
+MOST_WORK = 200_000 * 256**2
+BLOCK_CELLS = 4_000_000
 
 _MOST_CATEGORIES = 10
 _ID_NAME = re.compile(r"(^|_)(id|code|key)$", re.IGNORECASE)
@@ -41,56 +47,99 @@ class Confounding:
         return self.rows >= 1_000 and self.p_value > 0.001 and self.share < 0.01
 
 
-def predict_position(rows: pl.DataFrame, offsets: NDArray[np.int64], schema: LogSchema) -> Confounding | None:
+def predict_position(
+    rows: pl.DataFrame, offsets: NDArray[np.int64], schema: LogSchema, *, without: Collection[str] = ()
+) -> Confounding | None:
     """Regress position on the features, both without their mean in the list; `None` when there is nothing to do so.
 
     Numbers are compressed by the signed log first; the ten most frequent values of a categorical feature are columns.
+    With many columns fewer lists are used, and of more than `MOST_COLUMNS` an even selection.
+
+    Args:
+        rows: rows sorted into lists.
+        offsets: where the lists begin and end.
+        schema: which columns are features.
+        without: features to leave out, such as results of the click.
     """
-    names, matrix = _design(rows, schema)
-    X = _within(matrix, offsets)
-    y = _within(rows["position"].to_numpy().astype(np.float64)[:, None], offsets)[:, 0]
-    spread = X.std(axis=0)
-    keep = spread > 1e-9
-    X, names = X[:, keep] / spread[keep], [name for name, kept in zip(names, keep, strict=True) if kept]
-    freedom = len(y) - (len(offsets) - 1) - len(names)
-    total = float(y @ y)
-    if not names or freedom < 10 or total == 0:
+    columns = _columns(rows, schema, without)
+    if not columns:
         return None
-    gram = X.T @ X + 1e-6 * len(y) * np.eye(len(names))
-    explained = min(total, max(0.0, float((X.T @ y) @ np.linalg.solve(gram, X.T @ y))))
+    enough = max(MOST_WORK // len(columns) ** 2, 20 * len(columns))
+    offsets = offsets[: max(2, int(np.searchsorted(offsets, enough, side="right")))]
+    gram, with_position, total = _moments(rows, offsets, columns)
+    n = int(offsets[-1])
+    spread = np.sqrt(np.diag(gram) / n)
+    keep = spread > 1e-9
+    names = [name for (name, _, _), kept in zip(columns, keep, strict=True) if kept]
+    gram = gram[np.ix_(keep, keep)] / np.outer(spread[keep], spread[keep])
+    with_position = with_position[keep] / spread[keep]
+    # Columns that follow from others, such as the last of the dummies, must not count: the rank does.
+    values, vectors = np.linalg.eigh(gram)
+    real = values > 1e-9 * max(float(values.max(initial=0)), 1e-9)
+    rank = int(real.sum())
+    freedom = n - (len(offsets) - 1) - rank
+    if rank == 0 or freedom < 10 or total == 0:
+        return None
+    explained = min(total, float((((vectors.T @ with_position)[real]) ** 2 / values[real]).sum()))
     rest = total - explained
-    share = 1 - (rest / freedom) / (total / (freedom + len(names)))
-    ratio = (explained / len(names)) / (rest / freedom) if rest > 0 else np.inf
-    correlation = (X.T @ y) / (len(y) * y.std())
+    share = 1 - (rest / freedom) / (total / (freedom + rank))
+    ratio = (explained / rank) / (rest / freedom) if rest > 0 else np.inf
+    correlation = with_position / np.sqrt(n * total)
     order = np.argsort(-np.abs(correlation))[:5]
     return Confounding(
         share=max(0.0, float(share)),
-        p_value=float(fdtrc(len(names), freedom, ratio)),
-        rows=len(y),
+        p_value=float(fdtrc(rank, freedom, ratio)),
+        rows=n,
         strongest={names[i]: round(float(correlation[i]), 3) for i in order},
     )
 
 
-def _design(rows: pl.DataFrame, schema: LogSchema) -> tuple[list[str], NDArray[np.float64]]:
-    names: list[str] = []
-    columns: list[NDArray[np.float64]] = []
-    for name in schema.named("numeric"):
-        x = rows[name].to_numpy().astype(np.float64)
-        names.append(name)
-        columns.append(np.sign(x) * np.log1p(np.abs(x)))
+def _columns(rows: pl.DataFrame, schema: LogSchema, without: Collection[str]) -> list[tuple[str, str, str | None]]:
+    """The columns of the design: its name, the feature, and the value it tells of a categorical one."""
+    columns: list[tuple[str, str, str | None]] = [
+        (name, name, None) for name in schema.named("numeric") if name not in without
+    ]
     for name in schema.named("categorical"):
-        counts = rows[name].drop_nulls().value_counts(sort=True)[name].to_list()
-        for value in counts[:_MOST_CATEGORIES]:
-            names.append(f"{name}={value}")
-            columns.append((rows[name] == value).fill_null(False).to_numpy().astype(np.float64))
-    return names, np.stack(columns, axis=1) if columns else np.zeros((rows.height, 0))
+        if name not in without:
+            counts = rows[name].alias("value").drop_nulls().value_counts(name="n")
+            top = counts.sort(["n", "value"], descending=[True, False])["value"].head(_MOST_CATEGORIES).to_list()
+            columns += [(f"{name}={value}", name, value) for value in top]
+    if len(columns) > MOST_COLUMNS:
+        columns = [columns[i] for i in np.linspace(0, len(columns) - 1, MOST_COLUMNS).astype(int)]
+    return columns
+
+
+def _moments(
+    rows: pl.DataFrame, offsets: NDArray[np.int64], columns: Sequence[tuple[str, str, str | None]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Products within lists of the columns with each other and with the position, and of the position with itself.
+
+    Some lists at a time, so that there is never a copy of all columns of all rows.
+    """
+    gram, with_position, total = np.zeros((len(columns),) * 2), np.zeros(len(columns)), 0.0
+    first = 0
+    while first < len(offsets) - 1:
+        room = offsets[first] + max(1, BLOCK_CELLS // len(columns))
+        last = max(first + 1, int(np.searchsorted(offsets, room, side="right")) - 1)
+        part, bounds = rows[offsets[first] : offsets[last]], offsets[first : last + 1] - offsets[first]
+        X = np.empty((part.height, len(columns)))
+        for place, (_, name, value) in enumerate(columns):
+            values = part[name]
+            X[:, place] = signed_log(values.to_numpy()) if value is None else (values == value).fill_null(False)
+        X = _within(X, bounds)
+        y = _within(part["position"].to_numpy().astype(np.float64)[:, None], bounds)[:, 0]
+        gram += X.T @ X
+        with_position += X.T @ y
+        total += float(y @ y)
+        first = last
+    return gram, with_position, total
 
 
 def _within(matrix: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Each column less its mean in the list; what is missing counts as that mean."""
     known = ~np.isnan(matrix)
     filled = np.where(known, matrix, 0.0)
-    counts = np.maximum(np.add.reduceat(known, offsets[:-1], axis=0), 1)
+    counts = np.maximum(np.add.reduceat(known, offsets[:-1], axis=0, dtype=np.int64), 1)
     means = np.add.reduceat(filled, offsets[:-1], axis=0) / counts
     return np.where(known, filled - means[list_ids(offsets)], 0.0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,13 @@ import pyarrow.parquet as pq
 
 from urank.errors import DataError
 
-__all__ = ["FileFormat", "csv_file", "parquet_file"]
+__all__ = ["FileFormat", "arrow_frame", "csv_file", "parquet_file"]
+
+CSV_BLOCK_BYTES = 16 * 2**20
+MISSING = ("", "NULL", "null", "NA", "N/A", "nan", "NaN", "NAN", "None")
+"""What stands for a missing number in a CSV, in a column whose other entries are all numbers."""
+
+_SECOND = re.compile(r"(.*)_duplicated_\d+", re.DOTALL)
 
 Rows = Iterator[tuple[pl.DataFrame, int]]
 
@@ -35,17 +43,39 @@ class FileFormat:
     def batches(self, columns: Sequence[str], rows: int) -> Rows:
         """Batches of at most about `rows` rows, and the bytes of the file behind each."""
         own = [column for column in columns if column not in self.constants]
+        constants = [pl.lit(value, dtype=self.dtypes[key]).alias(key) for key, value in self.constants.items()]
         for frame, done in self._read(own, rows):
-            yield frame.with_columns(pl.lit(value).alias(key) for key, value in self.constants.items()), done
+            yield frame.with_columns(constants), done
+
+
+def arrow_frame(table: pa.Table | pa.RecordBatch, name: str) -> pl.DataFrame:
+    """An Arrow table in Polars, dictionaries of text or numbers as what they hold.
+
+    Raises:
+        DataError: when two columns have one name, or Polars knows no such type.
+    """
+    twice = [column for column, count in Counter(table.schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{name} has two columns named '{twice[0]}'; rename one")
+    plain = pa.schema([_without_dictionary(column) for column in table.schema])
+    try:
+        return pl.DataFrame(pl.from_arrow(table if plain.equals(table.schema) else table.cast(plain)))
+    except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
+        raise DataError(f"{name} holds a column of a type that cannot be read: {_reason(error)}") from error
+
+
+def _without_dictionary(column: pa.Field) -> pa.Field:
+    return column.with_type(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def parquet_file(path: Path) -> FileFormat:
     """A Parquet file, read a row group's part at a time."""
     try:
         with pq.ParquetFile(path) as file:
-            dtypes = dict(pl.DataFrame(pl.from_arrow(file.schema_arrow.empty_table())).schema)
+            empty = file.schema_arrow.empty_table()
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, "Parquet", error) from error
+    dtypes = dict(arrow_frame(empty, str(path)).schema)
 
     def rows_of(columns: Sequence[str], rows: int) -> Rows:
         try:
@@ -53,55 +83,103 @@ def parquet_file(path: Path) -> FileFormat:
                 total, done, size = file.metadata.num_rows, 0, path.stat().st_size
                 for batch in file.iter_batches(batch_size=rows, columns=list(columns)):
                     done += batch.num_rows
-                    yield pl.DataFrame(pl.from_arrow(batch)), size * done // max(total, 1)
+                    yield arrow_frame(batch, str(path)), size * done // max(total, 1)
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(path, "Parquet", error) from error
 
     return FileFormat(path, dtypes, rows_of)
 
 
-def csv_file(path: Path) -> FileFormat:
+def csv_file(path: Path, text: Collection[str] = ()) -> FileFormat:
     """A CSV file with a header, comma separated (tabs in a .tsv), also gzipped. An empty field is missing.
 
     The type of each column is inferred from the whole file, so that a column whose first numbers come late, or whose
     first text comes late, is not mistaken.
+
+    Args:
+        path: the file.
+        text: columns that are read as they are written, such as ids: 00017 stays 00017.
     """
     separator = "\t" if ".tsv" in path.name else ","
     try:
-        scan = pl.scan_csv(path, separator=separator, infer_schema_length=None)
-        dtypes = dict(scan.collect_schema())
+        scan = pl.scan_csv(path, separator=separator, infer_schema_length=None, glob=False)
+        inferred = dict(scan.collect_schema())
+        _check_header(path, list(inferred))
+        dtypes = {name: pl.String() if name in text else dtype for name, dtype in inferred.items()}
+        unsure = [name for name, dtype in dtypes.items() if dtype == pl.String and name not in text and name]
+        odd = _odd_numbers(scan, unsure)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise _unreadable(path, "CSV", error) from error
     types = {name: _arrow_type(dtype) for name, dtype in dtypes.items()}
+    dtypes |= odd
 
     def rows_of(columns: Sequence[str], rows: int) -> Rows:
         convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=list(columns), null_values=[""], strings_can_be_null=True
         )
         parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        block = pa.csv.ReadOptions(block_size=16 * 2**20)
+        block = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
         size = path.stat().st_size
         compressed = path.suffix == ".gz"
         done = 0
+        numbers = [_number(name).alias(name) for name in columns if odd.get(name) == pl.Float64]
         try:
             with pa.csv.open_csv(path, read_options=block, parse_options=parse, convert_options=convert) as reader:
                 for batch in reader:
-                    done = min(size, done + (0 if compressed else 16 * 2**20))
-                    yield pl.DataFrame(pl.from_arrow(batch)), done
+                    done = min(size, done + (0 if compressed else CSV_BLOCK_BYTES))
+                    frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(numbers)
+                    for part in frame.iter_slices(rows):
+                        yield part, done
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(path, "CSV", error) from error
 
     return FileFormat(path, dtypes, rows_of)
 
 
+def _check_header(path: Path, names: list[str]) -> None:
+    """Refuse columns that have one name, or none; only a first column may have none: the index that pandas writes."""
+    for number, name in enumerate(names, start=1):
+        second = _SECOND.fullmatch(name)
+        if second and second[1] in names:
+            raise DataError(f"{path} has two columns named '{second[1]}'; rename one")
+        if not name and number > 1:
+            raise DataError(f"column {number} of {path} has no name in the header")
+
+
+def _odd_numbers(scan: pl.LazyFrame, names: Sequence[str]) -> dict[str, pl.DataType]:
+    """Columns that look like text but hold only numbers and `MISSING` (Float64), or nothing at all (Null)."""
+    if not names:
+        return {}
+    known = {name: pl.col(name).str.strip_chars().is_in(MISSING).fill_null(True).not_() for name in names}
+    checks = [known[name].any().alias(f"any {name}") for name in names]
+    checks += [(known[name] & _number(name).is_null()).any().alias(f"text {name}") for name in names]
+    found = scan.select(checks).collect(engine="streaming").row(0, named=True)
+    odd: dict[str, pl.DataType] = {}
+    for name in names:
+        if not found[f"text {name}"]:
+            odd[name] = pl.Float64() if found[f"any {name}"] else pl.Null()
+    return odd
+
+
+def _number(name: str) -> pl.Expr:
+    """The number in a text; none where it is missing or not a number."""
+    text = pl.col(name).str.strip_chars()
+    return pl.when(text.is_in(MISSING)).then(None).otherwise(text).cast(pl.Float64, strict=False)
+
+
 def _arrow_type(dtype: pl.DataType) -> Any:
     if dtype == pl.Boolean:
         return pa.bool_()
+    if dtype == pl.Int128:
+        return pa.float64()
     if dtype.is_integer():
         return pa.int64()
     return pa.float64() if dtype.is_float() else pa.string()
 
 
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")[:200]
+
+
 def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
-    reason = " ".join(str(error).split()).rstrip(".")
-    return DataError(f"{path} is not a readable {kind} file (damaged, cut short, or of another kind): {reason[:200]}")
+    return DataError(f"{path} is not a readable {kind} file (damaged, cut short, or of another kind): {_reason(error)}")

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-__all__ = ["MIN_CLICKS", "Interventions", "find_interventions", "ranges"]
+__all__ = ["MIN_CLICKS", "MOST_SHARED", "Interventions", "find_interventions", "ranges"]
+
+MOST_SHARED = 200
+"""With more positions than this the table of shared items is left out."""
 
 MIN_CLICKS = 10
 """A link needs this many clicks on both of its sides: the ratio of two click rates is then known to some ±45 %."""
@@ -25,6 +28,7 @@ class Interventions:
 
     Attributes:
         shared: `[K, K]`, the number of items seen at both positions; on the diagonal those seen at the position.
+            None when K is above `MOST_SHARED`.
         moved: the number of items seen at two positions or more.
         items: the number of items.
         evidence: `[K]`, for each position the clicks on the weaker side of the link that joined it.
@@ -32,7 +36,7 @@ class Interventions:
         lost: the positions that were shown but are not.
     """
 
-    shared: NDArray[np.int64]
+    shared: NDArray[np.int64] | None
     moved: int
     items: int
     evidence: NDArray[np.float64]
@@ -45,6 +49,9 @@ def find_interventions(
     position: NDArray[np.int64],
     clicks: NDArray[np.int64],
     random_clicks: NDArray[np.int64],
+    *,
+    shown: NDArray[np.bool_] | None = None,
+    share: float = 1.0,
 ) -> Interventions:
     """Join the positions of a log.
 
@@ -53,42 +60,49 @@ def find_interventions(
             position, and the clicks it got there.
         random_clicks: `[K]`, the clicks at each position in lists whose order was random; these can be compared
             whatever the items were.
+        shown: `[K]`, the positions that were shown at all; those of the items when left out.
+        share: the share of all items that these are; counts of items, and their clicks, are scaled up by it.
     """
     K = len(random_clicks)
     shape = (int(item.max(initial=-1)) + 1, K)
+    weight = clicks.astype(np.float64) / share
     seen = sparse.csr_array((np.ones(len(item)), (item, position - 1)), shape=shape)
-    clicked = sparse.csr_array((clicks.astype(np.float64), (item, position - 1)), shape=shape)
-    at = np.bincount(position - 1, weights=clicks, minlength=K)
+    clicked = sparse.csr_array((weight, (item, position - 1)), shape=shape)
+    at = np.bincount(position - 1, weights=weight, minlength=K) if len(item) else random_clicks.astype(np.float64)
     seen_at = np.bincount(position - 1, minlength=K)
+    shown = seen_at > 0 if shown is None else shown
     moved = np.bincount(item, minlength=shape[0]) > 1
     seen, clicked = seen[moved], clicked[moved]
     evidence = np.zeros(K)
     joined = np.zeros(K, dtype=bool)
-    best = int(at.argmax())
+    anchor = best = int(at.argmax())
     touched, earned, random_joined = np.zeros(seen.shape[0]), np.zeros(seen.shape[0]), 0
-    while not joined[seen_at > 0].all():
+    while not joined[shown].all():
         joined[best] = True
         touched = np.maximum(touched, _column(seen, best))
         earned = earned + _column(clicked, best)
         random_joined += int(random_clicks[best])
         by_items = np.minimum(np.asarray(clicked.T @ touched), np.asarray(seen.T @ earned))
-        strength = np.where(joined | (seen_at == 0), -1, by_items + np.minimum(random_clicks, random_joined))
+        strength = np.where(joined | ~shown, -1, by_items + np.minimum(random_clicks, random_joined))
         best = int(strength.argmax())
         if strength[best] < MIN_CLICKS:
             break
         evidence[best] = strength[best]
-    anchor = int(at.argmax())
     evidence[anchor] = at[anchor] if joined.sum() > 1 else 0
-    shared = (seen.T @ seen).toarray()
-    np.fill_diagonal(shared, seen_at)
     return Interventions(
-        shared=shared.astype(np.int64),
-        moved=int(moved.sum()),
-        items=shape[0],
+        shared=_shared(seen, seen_at, share) if K <= MOST_SHARED else None,
+        moved=round(int(moved.sum()) / share),
+        items=round(shape[0] / share),
         evidence=evidence,
         joined=[int(k) + 1 for k in np.flatnonzero(joined)],
-        lost=[int(k) + 1 for k in np.flatnonzero((seen_at > 0) & ~joined)],
+        lost=[int(k) + 1 for k in np.flatnonzero(shown & ~joined)],
     )
+
+
+def _shared(seen: sparse.csr_array, seen_at: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    shared = (seen.T @ seen).toarray()
+    np.fill_diagonal(shared, seen_at)
+    return np.asarray((shared / share).round(), dtype=np.int64)
 
 
 def _column(matrix: sparse.csr_array, k: int) -> NDArray[np.float64]:

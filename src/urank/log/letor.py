@@ -32,6 +32,7 @@ from urank.log.lists import list_ids, offsets_of_runs
 __all__ = ["Letor", "is_letor", "letor_files", "read_letor"]
 
 BLOCK_BYTES = 4 << 20
+MOST_BYTES = 8 << 30
 MOST_FEATURES = 100_000  # without n_features: the result is dense, so a higher index is a mistake or too much memory
 SUFFIXES = (".txt", ".dat", ".svm", ".letor", ".gz")
 
@@ -110,6 +111,9 @@ def read_letor(source: str | Path | Sequence[str | Path], *, n_features: int | N
     for path in paths:
         in_file = []
         for block in _blocks(path, n_features or MOST_FEATURES):
+            _check_size(
+                path, len(features) + len(block.label), max(features.shape[1], int(block.feature.max(initial=0)))
+            )
             features = _append(features, block)
             labels.append(block.label)
             in_file.append(block.query)
@@ -281,6 +285,16 @@ def _refusal(text: bytes, limit: int) -> str | None:
     except _RefusedError as error:
         return str(error)
     return None
+
+
+def _check_size(path: Path, rows: int, width: int) -> None:
+    """Refuse what would not fit into memory: a single high index makes every row as wide."""
+    size = 4 * rows * width
+    if size > MOST_BYTES:
+        raise DataError(
+            f"{path}: {rows:,} documents with features up to {width:,} take {size / 2**30:.0f} GB as a table, "
+            f"more than the {MOST_BYTES >> 30} that are allowed; is an index wrong?"
+        )
 
 
 def _append(features: NDArray[np.float32], block: _Block) -> NDArray[np.float32]:

@@ -18,11 +18,12 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from urank.errors import ConfigError, DataError
+from urank.errors import ConfigError
 from urank.files import new_folder
 from urank.log.buckets import Buckets
 from urank.log.lists import offsets_of_runs
 from urank.log.read import Log
+from urank.log.schema import QUERY, ROW, SESSION
 from urank.log.split import SPLITS, check_shares, split_by_hash, split_by_time, stable_hash
 from urank.log.summary import Summary
 from urank.log.write import SplitWriter
@@ -33,7 +34,7 @@ __all__ = ["BUCKET_BYTES", "prepare"]
 
 BUCKET_BYTES = 128 * 2**20
 FORMAT_VERSION = 1
-_LIST_LEVEL = ("query_id", "session_id", "timestamp")
+_LIST_LEVEL = ("query_id", "session_id")
 
 Assign = Callable[[NDArray[np.uint64], NDArray[np.int64] | None], NDArray[np.uint8]]
 
@@ -72,7 +73,7 @@ def prepare(
             for frame, done in prefetch(log.batches()):
                 keyed = _with_keys(frame)
                 if split == "time":
-                    times.append(keyed.group_by("_query").agg(pl.col("timestamp").max()))
+                    times.append(keyed.group_by(QUERY).agg(pl.col("timestamp").max()))
                 buckets.add(keyed)
                 report("reading", done, log.size)
             assign, cuts = _assignment(split, valid, test, times)
@@ -98,9 +99,9 @@ def prepare(
 
 def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
     """Add the hash of the query, which decides bucket and split, and of the list."""
-    keys = [pl.Series("_query", stable_hash(frame["query_id"]))]
+    keys = [pl.Series(QUERY, stable_hash(frame["query_id"]))]
     if "session_id" in frame.columns:
-        keys.append(pl.Series("_session", stable_hash(frame["session_id"])))
+        keys.append(pl.Series(SESSION, stable_hash(frame["session_id"])))
     return frame.with_columns(keys)
 
 
@@ -108,7 +109,7 @@ def _assignment(split: str, valid: float, test: float, times: list[pl.DataFrame]
     """The rule that gives each list its split, from the hash of its query and the query's latest time."""
     if split == "hash":
         return (lambda hashes, _: split_by_hash(hashes, valid=valid, test=test)), {}
-    latest = pl.concat(times).group_by("_query").agg(pl.col("timestamp").max())["timestamp"].to_numpy()
+    latest = pl.concat(times).group_by(QUERY).agg(pl.col("timestamp").max())["timestamp"].to_numpy()
     first, second = split_by_time(latest, valid=valid, test=test)
 
     def by_time(_: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.uint8]:
@@ -122,7 +123,7 @@ def _write_bucket(
     log: Log, frame: pl.DataFrame, assign: Assign, writers: dict[str, SplitWriter], summary: Summary
 ) -> None:
     """Sort a bucket into lists, check that no position occurs twice in one, and hand each split its lists."""
-    keys = [key for key in ("_query", "_session") if key in frame.columns]
+    keys = [key for key in (QUERY, SESSION) if key in frame.columns]
     ids = [key for key in ("query_id", "session_id") if key in frame.columns]
     frame = frame.sort([*keys, "position"])
     starts = _starts(frame, keys)
@@ -134,9 +135,9 @@ def _write_bucket(
     latest = None
     if "timestamp" in frame.columns:
         time = frame["timestamp"].to_numpy()
-        query_starts = offsets_of_runs(frame["_query"].to_numpy())
+        query_starts = offsets_of_runs(frame[QUERY].to_numpy())
         latest = np.repeat(np.maximum.reduceat(time, query_starts[:-1]), np.diff(query_starts))[offsets[:-1]]
-    splits = assign(frame["_query"].to_numpy()[offsets[:-1]], latest)
+    splits = assign(frame[QUERY].to_numpy()[offsets[:-1]], latest)
     n_items = np.diff(offsets)
     for number, name in enumerate(SPLITS):
         chosen = splits == number
@@ -159,23 +160,22 @@ def _refuse_twice(log: Log, frame: pl.DataFrame, starts: NDArray[np.bool_]) -> N
     twice = np.flatnonzero(~starts[1:] & (position[1:] == position[:-1]))
     if len(twice):
         row = int(twice[0])
-        earlier, later = sorted(frame["_row"][row : row + 2].to_list())
-        session = f", session {frame['session_id'][row]}" if "session_id" in frame.columns else ""
-        raise DataError(
-            f"a position must occur once in a query; position {position[row]} of query {frame['query_id'][row]}"
-            f"{session} is at {log.row_name(earlier)} and again at {log.row_name(later)}"
-        )
+        session = frame["session_id"][row] if "session_id" in frame.columns else None
+        rows = frame[ROW][row : row + 2].to_list()
+        raise log.position_twice(frame["query_id"][row], session, int(position[row]), rows)
 
 
 def _lists(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
     """One row per list: the ids once, everything else as a list column."""
-    table = rows.drop("_row", "_query", "_session", strict=False).to_arrow().combine_chunks()
+    table = rows.drop(ROW, QUERY, SESSION, strict=False).to_arrow().combine_chunks()
     offsets = pa.array(bounds, type=pa.int32())
     columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         values = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        if name in _LIST_LEVEL:
+        if name == "timestamp":  # that of the latest item, so that the log is split in the same way when prepared again
+            columns[name] = pa.array(np.maximum.reduceat(values.to_numpy(), bounds[:-1]))
+        elif name in _LIST_LEVEL:
             columns[name] = values.take(offsets[:-1])
         else:
             columns[name] = pa.ListArray.from_arrays(offsets, values)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
 
 from urank.errors import DataError
-from urank.log.files import FileFormat, csv_file, parquet_file
+from urank.log.files import FileFormat, arrow_frame, csv_file, parquet_file
 from urank.log.letor import is_letor
-from urank.log.schema import LogSchema, RowName
+from urank.log.partitions import add_partitions, merged_dtypes
+from urank.log.schema import TEXT_ROLES, LogSchema, RowName
 
 __all__ = ["Log", "read"]
 
 BATCH_BYTES = 32 * 2**20
+FIRST_ROWS = 1_000
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -39,21 +44,53 @@ class Log:
     row_name: RowName
     _open: Callable[[int], Iterator[tuple[pl.DataFrame, int]]]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes once it is in canonical form."""
-        return 4 * len(self.schema.features) + 16 * len(self.schema.roles) + 16
+        """About how many bytes a row takes once it is in canonical form; text is measured on the first rows."""
+        return self._first_rows[0]
 
-    def batches(self) -> Iterator[tuple[pl.DataFrame, int]]:
-        """Batches in canonical form, each rule checked, and the bytes of the source that are behind each."""
-        rows = max(1_000, BATCH_BYTES // self.row_bytes)
+    @cached_property
+    def _first_rows(self) -> tuple[int, float]:
+        """Bytes of an impression, and impressions in a row of the source, among the first of them."""
+        texts = len(self.schema.named("categorical"))
+        plain = 4 * len(self.schema.features) + 12 * texts + 16 * len(self.schema.roles) + 16
+        raw = next((frame for frame, _ in self._open(FIRST_ROWS) if frame.height), None)
+        if raw is None:
+            return plain, 1.0
+        try:
+            first = self.schema.canonical(raw.head(FIRST_ROWS), self.row_name)
+        except DataError:  # it is told when the rows are read
+            return plain, 1.0
+        letters = first.select(cs.string().str.len_bytes().sum()).sum_horizontal().sum()
+        return plain + round(letters / first.height), first.height / min(raw.height, FIRST_ROWS)
+
+    def batches(self, seen: Callable[[pl.DataFrame], None] | None = None) -> Iterator[tuple[pl.DataFrame, int]]:
+        """Batches in canonical form, each rule checked, and the bytes of the source that are behind each.
+
+        Args:
+            seen: shown each batch as it was read, before it is brought into canonical form.
+        """
+        row_bytes, in_a_row = self._first_rows
+        rows = max(1_000, int(BATCH_BYTES / row_bytes / in_a_row))
         empty = True
         for frame, done in self._open(rows):
             if frame.height:
                 empty = False
+                if seen is not None:
+                    seen(frame)
                 yield self.schema.canonical(frame, self.row_name), done
         if empty:
             raise DataError(f"{self.name} is empty; a log needs at least one impression")
+
+    def position_twice(self, query: str, session: str | None, position: int, rows: Collection[int]) -> DataError:
+        """The refusal of a list in which a position occurs twice, at the rows with these codes."""
+        earlier, later = sorted(rows)[:2]
+        where = f"is at {self.row_name(earlier)} and again at {self.row_name(later)}"
+        which = f"position {position} of query {query}"
+        if session is not None:
+            return DataError(f"a position must occur once in a list; {which}, session {session} {where}")
+        advice = "if these are two showings, name their session with --column session_id=NAME"
+        return DataError(f"a position must occur once in a list; {which} {where} ({advice})")
 
     def frame(self) -> pl.DataFrame:
         """The whole log in memory."""
@@ -99,7 +136,7 @@ def _read_table(
                 "a log must be a path or a table of Polars, pandas or PyArrow; "
                 f"got {type(source).__module__}.{type(source).__name__}"
             )
-        source = pl.DataFrame(source)
+        source = _from_arrow(source, name)
     frame: pl.DataFrame = source
     schema = LogSchema.infer(frame.schema, name, columns=columns, categorical=categorical, drop=drop)
     size = int(frame.estimated_size())
@@ -113,25 +150,37 @@ def _read_table(
     return Log(name, schema, size, RowName([name]), batches)
 
 
+def _from_arrow(source: Any, name: str) -> pl.DataFrame:
+    """A table of another library; pandas says here what it cannot give, such as a column of mixed types."""
+    try:
+        table = pa.table(source)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")[:200]
+        raise DataError(f"{name} holds a column that cannot be read: {reason}") from error
+    return arrow_frame(table, name)
+
+
 def _read_files(
     source: str, columns: Mapping[str, str] | None, categorical: Collection[str], drop: Collection[str]
 ) -> Log:
     paths = find_files(source)
-    files = [_open_file(path) for path in paths]
-    _add_partitions(files, Path(source))
-    schema = LogSchema.infer(files[0].dtypes, files[0].name, columns=columns, categorical=categorical, drop=drop)
-    for file in files[1:]:
-        _check_same(files[0], file, schema)
+    text = {(columns or {}).get(role, role) for role in TEXT_ROLES} | set(categorical)
+    files = [_open_file(path, text) for path in paths]
+    add_partitions(files, source)
+    dtypes = merged_dtypes(files, {*text, *drop})
+    schema = LogSchema.infer(dtypes, files[0].name, columns=columns, categorical=categorical, drop=drop)
+    floats = [column for column in schema.columns if dtypes[column].is_float() and column not in text]
     size = sum(path.stat().st_size for path in paths)
 
     def batches(rows: int) -> Iterator[tuple[pl.DataFrame, int]]:
         done = 0
         for number, file in enumerate(files):
+            whole = [pl.col(column).cast(pl.Float64) for column in floats if file.dtypes[column].is_integer()]
             first = 0
             for frame, read_bytes in file.batches(schema.columns, rows):
                 codes = RowName.codes(number, first, frame.height)
                 first += frame.height
-                yield frame.select(schema.columns).with_columns(codes), done + read_bytes
+                yield frame.select(schema.columns).with_columns(*whole, codes), done + read_bytes
             done += file.path.stat().st_size
 
     return Log(source, schema, size, RowName([file.name for file in files]), batches)
@@ -156,48 +205,14 @@ def find_files(source: str) -> list[Path]:
     return found
 
 
-def _open_file(path: Path) -> FileFormat:
+def _open_file(path: Path, text: Collection[str]) -> FileFormat:
     if path.name.endswith(_PARQUET):
         return parquet_file(path)
     if path.name.endswith(_CSV):
-        return csv_file(path)
+        return csv_file(path, text)
     if is_letor(path):
         raise DataError(
             f"{path} is a LETOR file: it has relevance labels but no clicks; "
             f"simulate clicks on it with: urank simulate --data {path} -o DIR"
         )
     raise DataError(f"{path} is not a log that can be read; the name must end in {', '.join((*_PARQUET, *_CSV))}")
-
-
-def _add_partitions(files: Sequence[FileFormat], root: Path) -> None:
-    """Give each file the columns that its folders name: `day=3/part.parquet` has the column `day`."""
-    if not root.is_dir():
-        return
-    found = [
-        dict(part.split("=", 1) for part in file.path.relative_to(root).parts[:-1] if "=" in part) for file in files
-    ]
-    for key in dict.fromkeys(key for partition in found for key in partition):
-        texts = [partition.get(key) for partition in found]
-        whole = all(text is not None and text.lstrip("-").isdigit() for text in texts)
-        for file, text in zip(files, texts, strict=True):
-            if text is None:
-                raise DataError(f"{file.name} does not stand in a folder named {key}=…, as other files of {root} do")
-            if key in file.dtypes:
-                raise DataError(f"{file.name} has a column '{key}' and stands in a folder that names it too")
-            file.constants[key] = int(text) if whole else text
-            file.dtypes[key] = pl.Int64() if whole else pl.String()
-
-
-def _check_same(first: FileFormat, other: FileFormat, schema: LogSchema) -> None:
-    """Refuse files whose columns do not agree on what they hold; whole and fractional numbers do agree."""
-    for column in schema.columns:
-        if column not in other.dtypes:
-            raise DataError(f"column '{column}' is in {first.name} but not in {other.name}")
-        a, b = first.dtypes[column], other.dtypes[column]
-        both_numbers = a.is_numeric() and b.is_numeric()
-        texts = (pl.String, pl.Categorical, pl.Enum)
-        if a != b and not both_numbers and not (a in texts and b in texts) and pl.Null not in (a, b):
-            raise DataError(f"column '{column}' is {a} in {first.name} but {b} in {other.name}")
-    extra = [column for column in other.dtypes if column not in first.dtypes]
-    if extra:
-        raise DataError(f"column '{extra[0]}' is in {other.name} but not in {first.name}")

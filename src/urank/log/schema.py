@@ -7,6 +7,8 @@ are expanded into one numeric feature for each place.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,8 +18,40 @@ import polars.selectors as cs
 from polars.datatypes import DataTypeClass
 
 from urank.errors import ConfigError, DataError
+from urank.log.cells import (
+    ITEM,
+    LIST,
+    MAX_POSITION,
+    OWN,
+    QUERY,
+    ROW,
+    SESSION,
+    TEXT_ROLES,
+    RowName,
+    can_play,
+    feature_expr,
+    infinite,
+    loses_digits,
+    role_expr,
+    role_rule,
+)
 
-__all__ = ["MAX_POSITION", "REQUIRED", "ROLES", "Feature", "LogSchema", "list_columns"]
+__all__ = [
+    "ITEM",
+    "LIST",
+    "MAX_POSITION",
+    "QUERY",
+    "REQUIRED",
+    "ROLES",
+    "ROW",
+    "SESSION",
+    "TEXT_ROLES",
+    "Feature",
+    "LogSchema",
+    "RowName",
+    "is_index",
+    "list_columns",
+]
 
 REQUIRED = ("query_id", "position", "click")
 
@@ -36,10 +70,8 @@ ROLES: Mapping[str, str] = {
     "ranked_position": "the position before the list was randomised",
 }
 
-MAX_POSITION = 10_000
-_FLOAT32_MAX = 3.4028234e38
-_TEXT_ROLES = ("query_id", "session_id", "item_id", "policy", "category")
 _MAY_BE_MISSING = ("policy", "category", "relevance")
+_INDEX = re.compile(r"(__index_level_\d+__)?")
 
 Kind = Literal["numeric", "categorical"]
 
@@ -89,48 +121,51 @@ class LogSchema:
             drop: columns that are neither role nor feature.
         """
         mapping = dict(columns or {})
-        for role, column in mapping.items():
-            if role not in ROLES:
-                raise ConfigError(f"'{role}' is not a role a column can play; the roles are {', '.join(ROLES)}")
-            if column not in dtypes:
-                raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {_some(dtypes)}")
-        for column in [*categorical, *drop]:
-            if column not in dtypes:
-                raise DataError(f"{name} has no column '{column}'; it has {_some(dtypes)}")
-        taken = set(mapping.values()) | set(drop)
+        _check_names(dtypes, mapping, categorical, drop, name)
+        dtypes = {
+            column: dtype for column, dtype in dtypes.items() if not is_index(column) or column in mapping.values()
+        }
+        # A column may be the category besides its own role; any other role takes it away from that.
+        taken = {column for role, column in mapping.items() if role != "category"} | set(drop)
         roles = {role: mapping.get(role, role) for role in ROLES if role in mapping or role in set(dtypes) - taken}
-        for role in REQUIRED:
-            if role not in roles:
-                raise DataError(
-                    f"{name} has no column '{role}'; name the one that plays this role with "
-                    f"--column {role}=NAME (it has {_some(dtypes)})"
-                )
-        for role, column in mapping.items():
-            if role in dtypes and column != role and role not in taken:
-                raise ConfigError(
-                    f"{name} has a column '{role}' besides '{column}', which is to play that role; drop one of them"
-                )
+        _check_roles(roles, mapping, dtypes, drop, name)
         used = set(roles.values()) | set(drop)
         in_lists = isinstance(dtypes[roles["position"]], pl.List)
+
+        def inner(column: str) -> pl.DataType | DataTypeClass:
+            dtype = dtypes[column]
+            return dtype.inner if in_lists and isinstance(dtype, pl.List) else dtype
+
+        for role, column in roles.items():
+            if not can_play(role, inner(column)):
+                raise DataError(
+                    f"column '{column}' of {name} is of type {inner(column)}, which cannot play the role {role}"
+                )
         features: list[Feature] = []
         if "category" in roles:
             features.append(Feature("category", "categorical", roles["category"]))
-        for column, dtype in dtypes.items():
+        for column in dtypes:
             if column not in used:
-                inner = dtype.inner if in_lists and isinstance(dtype, pl.List) else dtype
-                features.extend(_features_of(column, inner, name, as_category=column in categorical))
+                features.extend(_features_of(column, inner(column), name, as_category=column in categorical))
+        twice = [feature for feature, count in Counter(feature.name for feature in features).items() if count > 1]
+        if twice:
+            raise DataError(f"two columns of {name} would make the feature '{twice[0]}'; rename one or --drop it")
         return cls(roles, tuple(features))
 
     def canonical(self, frame: pl.DataFrame, where: RowName) -> pl.DataFrame:
-        """The batch under its canonical names and types, every rule checked; `_row` is kept.
+        """The batch under its canonical names and types, every rule checked; the column `ROW` is kept.
 
         Text is `String`, numbers `Float32` with NaN for missing, positions `Int32`, clicks `Int8`, time `Int64`
         (microseconds since 1970 for dates). Raises `DataError` with the first row that breaks a rule.
         """
         frame = _exploded(frame, self.roles["position"], where)
-        exprs = [_role_expr(role, frame.schema[column], column) for role, column in self.roles.items()]
-        exprs += [_feature_expr(feature, frame.schema[feature.column]) for feature in self.features]
-        result = frame.select("_row", *[expr for expr in exprs if expr is not None])
+        dtypes = frame.schema  # made anew each time it is asked for
+        exprs = [role_expr(role, dtypes[column], column) for role, column in self.roles.items()]
+        exprs += [
+            feature_expr(each.name, each.column, each.place, dtypes[each.column], categorical=each.kind != "numeric")
+            for each in self.features
+        ]
+        result = frame.select(ROW, *[expr for expr in exprs if expr is not None])
         self._check(frame, result, where)
         return result.with_columns(
             pl.col("position").cast(pl.Int32),
@@ -140,48 +175,107 @@ class LogSchema:
             *[pl.col(name).cast(pl.Float32) for name in self.named("numeric")],
         )
 
+    def losing_digits(self, frame: pl.DataFrame) -> list[str]:
+        """The numeric features of a batch, as it was read, whose whole numbers do not survive as 32-bit floats."""
+        flags = {}
+        dtypes = frame.schema
+        for feature in self.features:
+            dtype = dtypes[feature.column]
+            inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+            if feature.kind == "numeric" and feature.place is None and inner.is_integer():
+                values = frame[feature.column].explode() if isinstance(dtype, pl.List) else frame[feature.column]
+                flags[feature.name] = values.to_frame().select(loses_digits(feature.column)).item()
+        return [name for name, flag in flags.items() if flag]
+
     def _check(self, raw: pl.DataFrame, result: pl.DataFrame, where: RowName) -> None:
         rules: list[tuple[str, str, pl.Expr]] = []
         for role in self.roles:
-            if role in _TEXT_ROLES and role not in _MAY_BE_MISSING:
+            if role in TEXT_ROLES and role not in _MAY_BE_MISSING:
                 rules.append((role, f"{role} must not be missing", pl.col(role).is_null()))
-            elif role not in _TEXT_ROLES:
-                requirement, broken = _number_rule(role)
+            elif role not in TEXT_ROLES:
+                requirement, broken = role_rule(role)
                 rules.append((role, f"{role} must be {requirement}", broken))
-        for name in self.named("numeric"):
-            infinite = (pl.col(name).abs() > _FLOAT32_MAX) & pl.col(name).is_not_nan()
-            rules.append((name, f"feature '{name}' must be finite or missing", infinite))
+        rules += [
+            (name, f"feature '{name}' must be finite or missing", infinite(name)) for name in self.named("numeric")
+        ]
         flags = result.select(expr.any().alias(str(i)) for i, (_, _, expr) in enumerate(rules)).row(0)
         for (column, message, expr), flag in zip(rules, flags, strict=True):
             if flag:
                 row = int(result.select(expr.fill_null(False).arg_max()).item())
-                source = self.roles.get(column) or next(f.column for f in self.features if f.name == column)
-                got = raw[source][row]
+                source, place = self._source(column)
+                got = raw[source][row] if place is None else raw[source][row][place]
                 shown = "nothing" if got is None or got != got else repr(got)
-                raise DataError(f"{message}; got {shown} at {where(result['_row'][row])}")
+                raise DataError(f"{message}; got {shown} at {where(result[ROW][row])}")
 
-
-class RowName:
-    """Turns the code in the column `_row` into words: 'row 17 of log.parquet'."""
-
-    _BITS = 40
-
-    def __init__(self, files: list[str], word: str = "row") -> None:
-        self.files = files
-        self.word = word
-
-    def __call__(self, code: int) -> str:
-        return f"{self.word} {(code & (1 << self._BITS) - 1) + 1} of {self.files[code >> self._BITS]}"
-
-    @classmethod
-    def codes(cls, file: int, first: int, length: int) -> pl.Series:
-        """The codes of `length` rows of a file, from its row `first` on."""
-        return pl.int_range((file << cls._BITS) + first, (file << cls._BITS) + first + length, eager=True).alias("_row")
+    def _source(self, name: str) -> tuple[str, int | None]:
+        """The column, and the place in it, that a role or a feature comes from."""
+        if name in self.roles:
+            return self.roles[name], None
+        return next((feature.column, feature.place) for feature in self.features if feature.name == name)
 
 
 def list_columns(dtypes: Mapping[str, pl.DataType]) -> list[str]:
     """The columns that hold one list for each query."""
     return [column for column, dtype in dtypes.items() if isinstance(dtype, pl.List)]
+
+
+def is_index(column: str) -> bool:
+    """Whether a column is the unnamed index that pandas writes beside a table: neither role nor feature."""
+    return _INDEX.fullmatch(column) is not None
+
+
+def _check_names(
+    dtypes: Collection[str],
+    mapping: Mapping[str, str],
+    categorical: Collection[str],
+    drop: Collection[str],
+    name: str,
+) -> None:
+    """Refuse roles and columns that do not exist, and names that are kept for our own columns."""
+    for role, column in mapping.items():
+        if role not in ROLES:
+            raise ConfigError(f"'{role}' is not a role a column can play; the roles are {', '.join(ROLES)}")
+        if column not in dtypes:
+            raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {_some(dtypes)}")
+    for column in [*categorical, *drop]:
+        if column not in dtypes:
+            raise DataError(f"{name} has no column '{column}'; it has {_some(dtypes)}")
+    for column in dtypes:
+        if column.startswith(OWN) and column not in drop:
+            raise DataError(
+                f"column '{column}' of {name} begins with {OWN}, which is kept for urank; rename it or --drop it"
+            )
+
+
+def _check_roles(
+    roles: Mapping[str, str],
+    mapping: Mapping[str, str],
+    dtypes: Collection[str],
+    drop: Collection[str],
+    name: str,
+) -> None:
+    """Refuse a log in which nothing plays a required role, or two columns claim one."""
+    for role in REQUIRED:
+        if role in roles:
+            continue
+        other = next((other for other, column in mapping.items() if column == role), None)
+        if role in drop:
+            raise ConfigError(f"{name} needs its column '{role}', which --drop leaves out")
+        if other is not None:
+            raise ConfigError(
+                f"column '{role}' of {name} is to play {other}, so nothing plays {role}; "
+                f"name the column that does with --column {role}=NAME"
+            )
+        raise DataError(
+            f"{name} has no column '{role}'; name the one that plays this role with "
+            f"--column {role}=NAME (it has {_some(dtypes)})"
+        )
+    claimed = set(mapping.values()) | set(drop)
+    for role, column in mapping.items():
+        if role in dtypes and column != role and role not in claimed:
+            raise ConfigError(
+                f"{name} has a column '{role}' besides '{column}', which is to play that role; drop one of them"
+            )
 
 
 def _some(names: Collection[str], most: int = 12) -> str:
@@ -190,11 +284,11 @@ def _some(names: Collection[str], most: int = 12) -> str:
 
 
 def _features_of(column: str, dtype: pl.DataType | DataTypeClass, name: str, *, as_category: bool) -> list[Feature]:
-    if isinstance(dtype, pl.Array) and dtype.inner.is_numeric():
+    if isinstance(dtype, pl.Array) and dtype.inner.is_numeric() and not as_category:
         return [Feature(f"{column}[{place}]", "numeric", column, place) for place in range(dtype.size)]
-    if as_category or dtype in (pl.String, pl.Boolean, pl.Categorical, pl.Enum):
+    if dtype in (pl.String, pl.Boolean, pl.Categorical, pl.Enum) or (as_category and can_play("category", dtype)):
         return [Feature(column, "categorical", column)]
-    if dtype.is_numeric() or dtype == pl.Null:
+    if not as_category and (dtype.is_numeric() or dtype == pl.Null):
         return [Feature(column, "numeric", column)]
     raise DataError(
         f"column '{column}' of {name} is of type {dtype}, which cannot be a feature; "
@@ -214,64 +308,9 @@ def _exploded(frame: pl.DataFrame, position: str, where: RowName) -> pl.DataFram
             row = int(unequal.arg_max() or 0)
             raise DataError(
                 f"the lists of a query must be of one length; {position} has {lengths[position][row]} items and "
-                f"{column} {lengths[column][row]} at {where(frame['_row'][row])}"
+                f"{column} {lengths[column][row]} at {where(frame[ROW][row])}"
             )
     empty = lengths[position] == 0
     if empty.any():
-        raise DataError(f"a query must have items; got none at {where(frame['_row'][int(empty.arg_max() or 0)])}")
+        raise DataError(f"a query must have items; got none at {where(frame[ROW][int(empty.arg_max() or 0)])}")
     return frame.explode(lists)
-
-
-def _as_number(column: str) -> pl.Expr:
-    return pl.col(column).cast(pl.Float64, strict=False)
-
-
-def _role_expr(role: str, dtype: pl.DataType, column: str) -> pl.Expr | None:
-    if role == "category":
-        return None  # its feature of the same name carries it
-    if role in _TEXT_ROLES:
-        return _as_text(column, dtype).alias(role)
-    if role != "timestamp":
-        return _as_number(column).alias(role)
-    if dtype == pl.String:
-        return pl.col(column).str.to_datetime(time_unit="us", strict=False).cast(pl.Int64).alias(role)
-    if dtype.is_temporal():
-        return pl.col(column).cast(pl.Datetime("us")).cast(pl.Int64).alias(role)
-    return pl.col(column).cast(pl.Int64, strict=False).alias(role)
-
-
-def _as_text(column: str, dtype: pl.DataType) -> pl.Expr:
-    """Ids as text; whole floats (what pandas makes of integers with gaps) as integers."""
-    if dtype.is_float():
-        values = pl.col(column).fill_nan(None)
-        whole = values.cast(pl.Int64, strict=False)
-        return pl.when(whole == values).then(whole.cast(pl.String)).otherwise(values.cast(pl.String))
-    return pl.col(column).cast(pl.String)
-
-
-def _feature_expr(feature: Feature, dtype: pl.DataType) -> pl.Expr:
-    if feature.kind == "categorical":
-        return _as_text(feature.column, dtype).alias(feature.name)
-    values = pl.col(feature.column) if feature.place is None else pl.col(feature.column).arr.get(feature.place)
-    wide = pl.Float32 if dtype == pl.Float32 else pl.Float64
-    return values.cast(wide).fill_null(float("nan")).alias(feature.name)
-
-
-def _number_rule(role: str) -> tuple[str, pl.Expr]:
-    """What a numeric role must be, in words, and the expression that is true where it is not."""
-    x = pl.col(role)
-    missing = x.is_null() | (x.is_nan() if role != "timestamp" else False)
-    match role:
-        case "position" | "ranked_position":
-            rule = f"a whole number from 1 to {MAX_POSITION}"
-            return rule, missing | (x < 1) | (x != x.floor()) | (x > MAX_POSITION)
-        case "click":
-            return "0 or 1", missing | ~x.is_in([0.0, 1.0])
-        case "value":
-            return "a finite number from 0 up", missing | (x < 0) | (x > _FLOAT32_MAX)
-        case "propensity":
-            return "above 0 and at most 1", missing | (x <= 0) | (x > 1)
-        case "relevance":
-            return "a finite number from 0 up, or missing", (x < 0) | ((x > _FLOAT32_MAX) & x.is_not_nan())
-        case _:
-            return "a date, a time or a whole number", missing

@@ -13,6 +13,8 @@ __all__ = ["SPLITS", "check_shares", "split_by_hash", "split_by_time", "stable_h
 
 SPLITS = ("train", "valid", "test")
 
+CHUNK_BYTES = 1 << 20
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -46,14 +48,29 @@ def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
     lengths = np.diff(bounds)
     if bytes_buffer is None:
         return _mix(np.full(len(ids), seed + 1, dtype=np.uint64) * _MULTIPLIER)
-    data = np.frombuffer(bytes_buffer, dtype=np.uint8)[bounds[0] : bounds[-1]].astype(np.uint64)
+    letters = np.frombuffer(bytes_buffer, dtype=np.uint8)
     powers = np.full(int(lengths.max()) + 1, _MULTIPLIER, dtype=np.uint64).cumprod(dtype=np.uint64)
-    place = np.arange(len(data)) - np.repeat(bounds[:-1] - bounds[0], lengths)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data + np.uint64(1)) * powers[place], dtype=np.uint64)])
-    ends = bounds - bounds[0]
+    polynomial = np.empty(len(ids), dtype=np.uint64)
+    first = 0
+    while first < len(ids):  # some texts at a time: a byte takes forty in between
+        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + CHUNK_BYTES, side="right")) - 1)
+        polynomial[first:last] = _polynomials(letters, bounds[first : last + 1], powers)
+        first = last
     with np.errstate(over="ignore"):
-        polynomial = sums[ends[1:]] - sums[ends[:-1]]
         return _mix(_mix(polynomial) + np.uint64(seed + 1) * _MULTIPLIER)
+
+
+def _polynomials(
+    letters: NDArray[np.uint8], bounds: NDArray[np.int64], powers: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Σ (byte + 1) · multiplier^(place + 1) modulo 2⁶⁴ of each text between two bounds."""
+    data = letters[bounds[0] : bounds[-1]].astype(np.uint64)
+    ends = bounds - bounds[0]
+    place = np.arange(len(data)) - np.repeat(ends[:-1], np.diff(ends))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data + np.uint64(1)) * powers[place], dtype=np.uint64)])
+    with np.errstate(over="ignore"):
+        polynomials: NDArray[np.uint64] = sums[ends[1:]] - sums[ends[:-1]]
+    return polynomials
 
 
 def check_shares(valid: float, test: float) -> None:
@@ -73,11 +90,27 @@ def split_by_hash(hashes: NDArray[np.uint64], *, valid: float, test: float) -> N
     return np.where(share < test, 2, np.where(share < test + valid, 1, 0)).astype(np.uint8)
 
 
-def split_by_time(latest: NDArray[np.int64], *, valid: float, test: float) -> tuple[float, float]:
+def split_by_time(latest: NDArray[np.int64], *, valid: float, test: float) -> tuple[int, int]:
     """The two instants that cut queries, each given by its latest showing, into train | valid | test.
 
-    A query belongs to the period of its latest showing: nothing in train is then newer than what is held out.
+    A query belongs to the period of its latest showing: nothing in train is then newer than what is held out. Queries
+    of one instant stay together; the cuts are those next to the shares asked for that leave no part empty, if possible.
+
+    >>> split_by_time(np.array([1, 2, 3, 4, 5, 5, 5, 5]), valid=0.2, test=0.2)
+    (3, 4)
     """
     check_shares(valid, test)
-    cuts = np.quantile(latest, [1 - valid - test, 1 - test], method="inverted_cdf")
-    return float(cuts[0]), float(cuts[1])
+    times, counts = np.unique(latest, return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(counts)]) / len(latest)  # the share of queries up to each cut
+    some_train, some_valid, some_test = valid + test < 1 - 1e-9, valid > 0, test > 0
+    second = _nearest(ends, 1 - test, some_train + some_valid, len(times) - some_test, least=int(some_train))
+    first = _nearest(ends[: second + 1], 1 - valid - test, int(some_train), second - some_valid, least=int(some_train))
+    cuts = [int(times[cut - 1]) if cut else int(times[0]) - 1 for cut in (first, second)]
+    return cuts[0], cuts[1]
+
+
+def _nearest(ends: NDArray[np.float64], share: float, low: int, high: int, *, least: int) -> int:
+    """The cut from `low` to `high` whose share is nearest to the one asked for; `least` when there is none."""
+    high = max(high, least)
+    low = min(low, high)
+    return low + int(np.abs(ends[low : high + 1] - share).argmin())

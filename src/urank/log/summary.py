@@ -9,12 +9,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from urank.log.lists import offsets_of_runs
-from urank.log.schema import LogSchema
+from urank.log.schema import QUERY, LogSchema
 from urank.log.split import SPLITS
 
 __all__ = ["Summary"]
 
 MAX_CATEGORIES = 100_000
+"""A feature with more says so (`more_categories`) instead of how many; the rarest are not kept."""
 
 
 class Summary:
@@ -26,11 +27,12 @@ class Summary:
         self.counts = {name: dict.fromkeys(("queries", "lists", "rows", "clicks"), 0) for name in SPLITS}
         self._numeric: list[pl.DataFrame] = []
         self._categories: dict[str, pl.DataFrame] = {}
+        self._cut: set[str] = set()
 
     def add(self, split: str, rows: pl.DataFrame, bounds: NDArray[np.int64]) -> None:
         """Take the rows of one split of a bucket, sorted into the lists that `bounds` delimits."""
         counts = self.counts[split]
-        counts["queries"] += len(offsets_of_runs(rows["_query"].to_numpy())) - 1
+        counts["queries"] += len(offsets_of_runs(rows[QUERY].to_numpy())) - 1
         counts["lists"] += len(bounds) - 1
         counts["rows"] += rows.height
         counts["clicks"] += int(rows["click"].cast(pl.Int64).sum())
@@ -43,10 +45,14 @@ class Summary:
         if names:
             self._numeric.append(pl.concat([_moments(rows[name]) for name in names]))
         for name in self.schema.named("categorical"):
-            found = rows[name].value_counts(name="count").rename({name: "category"})
+            found = rows[name].alias("category").value_counts(name="count")
             if name in self._categories:
                 found = pl.concat([self._categories[name], found]).group_by("category").agg(pl.col("count").sum())
-            self._categories[name] = found.top_k(MAX_CATEGORIES, by="count")
+            missing = found.filter(pl.col("category").is_null())
+            found = found.drop_nulls().sort(["count", "category"], descending=[True, False])
+            if found.height > MAX_CATEGORIES:
+                self._cut.add(name)
+            self._categories[name] = pl.concat([found.head(MAX_CATEGORIES), missing])
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON has it."""
@@ -60,7 +66,8 @@ class Summary:
                 counts = self._categories[feature.name]
                 entry["missing"] = int(counts.filter(pl.col("category").is_null())["count"].sum())
                 entry["categories"] = counts.drop_nulls().height
-                top = counts.drop_nulls().sort(["count", "category"], descending=[True, False]).head(10)
+                entry |= {"more_categories": True} if feature.name in self._cut else {}
+                top = counts.drop_nulls().head(10)
                 entry["most_frequent"] = dict(zip(top["category"].to_list(), top["count"].to_list(), strict=True))
             features.append(entry)
         summary: dict[str, Any] = {

@@ -48,12 +48,18 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
     reasons = [_reason(facts, graph)]
     if randomised:
         reasons.append(f"the order of policy {', '.join(sorted(randomised))} was random, so its positions compare")
-    elsewhere = [
-        "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy",
-        "or add the log of a second ranker that orders differently",
-    ]
+    elsewhere = ["add the log of a second ranker that orders differently"]
+    if randomised:
+        elsewhere.insert(0, "show more of the traffic in random order, down to the last position")
+    else:
+        elsewhere.insert(
+            0,
+            "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy",
+        )
     if facts.items is None:
         elsewhere.insert(0, "add the item's id (--column item_id=NAME): without it only equal features tell an item")
+    if not facts.tells_items and not randomised:
+        return "not learnable", "not learnable: items cannot be told apart", reasons, elsewhere
     if graph.moved == 0 and not randomised:
         sentence = "not learnable: every item was always shown at the same position"
         return "not learnable", sentence, reasons, elsewhere
@@ -78,6 +84,13 @@ def _positions(numbers: list[int]) -> str:
 
 
 def _reason(facts: Facts, graph: Interventions) -> str:
+    if not facts.tells_items:
+        why = (
+            "it has neither item ids nor features"
+            if facts.features == 0
+            else f"in {facts.alike:.0%} of the lists two items have the same features"
+        )
+        return f"the log does not tell items apart: {why}"
     what = "items" if facts.items is not None else "items (told apart by their features, as there is no item_id)"
     if graph.moved == 0:
         return f"none of the {graph.items:,} {what} was seen at two positions"
@@ -119,6 +132,11 @@ def _odd_features(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield (
             f"{', '.join(facts.id_like)}: numbers that look like ids, taken as quantities",
             " ".join(f"--categorical {name}" for name in facts.id_like) + " (or --drop)",
+        )
+    if facts.losing_digits:
+        yield (
+            f"{', '.join(facts.losing_digits)}: whole numbers that lose digits as 32-bit numbers",
+            f"--categorical {facts.losing_digits[0]} if they are names, or --drop, or subtract an offset from them",
         )
     for name, (high, largest) in facts.heavy_tails.items():
         yield f"{name}: the largest value, {largest:,.4g}, is {largest / high:,.0f} times the 99th percentile", None

@@ -7,13 +7,14 @@ from io import StringIO
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from urank.log.facts import Curve
 
-__all__ = ["click_curves", "link_map", "svg"]
+__all__ = ["COLOURS", "click_curves", "link_map", "plain_axes", "plain_label", "svg"]
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0e7490", "#bf3989", "#57606a")
 
@@ -34,23 +35,39 @@ def click_curves(curves: Mapping[str, Curve]) -> Figure:
     wide intervals would hide the rest. The bands are left out when there are more than three groups.
     """
     figure = Figure(figsize=(6.4, 3.4))
-    axes = figure.add_subplot()
+    axes = plain_axes(figure, "position", "click rate")
     for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
         often = np.array(curve.impressions) > 0.1 * max(curve.impressions)
         position, rate = np.array(curve.position)[often], np.array(curve.rate)[often]
-        axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=name)
+        axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=plain_label(name))
         if len(curves) <= 3:
             low, high = np.array(curve.low)[often], np.array(curve.high)[often]
             axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("position")
-    axes.set_ylabel("click rate")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize="small")
     return figure
+
+
+def plain_label(name: str) -> str:
+    """A name as a label that shows it as it is: no mathematics between dollars, no hiding behind an underscore.
+
+    >>> plain_label("$10_$20")
+    '\\\\$10_\\\\$20'
+    """
+    shown = name.replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown
+
+
+def plain_axes(figure: Figure, across: str, up: str) -> Axes:
+    """Axes with whole numbers across, light lines, and no frame above and to the right."""
+    axes = figure.add_subplot()
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
+    return axes
 
 
 def link_map(shared: NDArray[np.int64]) -> Figure:

@@ -37,13 +37,18 @@ def write_inspection(inspection: Inspection, path: str | Path) -> None:
             paragraphs=[
                 f"Joined: {ranges(facts.interventions.joined)}. Not: {ranges(facts.interventions.lost) or '–'}."
             ],
-            charts=[Chart(link_map(facts.interventions.shared), "Items that were seen at both of two positions.")],
+            charts=_link_charts(facts),
         ),
         Section("Features", tables=features) if features else None,
     ]
     title = f"Inspection of {Path(facts.name).name}"
     lead = verdict.sentence[:1].upper() + verdict.sentence[1:] + "."
     write_page(path, title, lead, [section for section in sections if section], footer=f"urank inspect {facts.name}")
+
+
+def _link_charts(facts: Facts) -> list[Chart]:
+    shared = facts.interventions.shared
+    return [] if shared is None else [Chart(link_map(shared), "Items that were seen at both of two positions.")]
 
 
 def _group_sections(facts: Facts) -> Iterator[Section]:

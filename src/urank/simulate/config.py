@@ -14,7 +14,9 @@ from urank.simulate.loggers import Randomisation
 from urank.simulate.oracle import User
 from urank.simulate.scaling import Scaling
 
-__all__ = ["SimulationConfig"]
+__all__ = ["MOST_LABEL", "SimulationConfig"]
+
+MOST_LABEL = 64
 
 
 class SimulationConfig(BaseModel):
@@ -23,7 +25,10 @@ class SimulationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data: str | None = Field(None, description="LETOR file or folder; documents are generated when left out")
-    queries: int = Field(5000, ge=1, le=10_000_000, description="number of generated queries")
+    queries: int = Field(10_000, ge=1, le=10_000_000, description="number of generated queries")
+    noise: float = Field(
+        0.1, ge=0, le=100, description="chance in the relevance of generated documents, beside a deviation of about 1.5"
+    )
     features: int = Field(30, ge=1, le=10_000, description="number of generated features")
     candidates: int = Field(
         10,
@@ -33,7 +38,7 @@ class SimulationConfig(BaseModel):
         "generated queries have from 0.8 to 2 times as many",
     )
     positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: how many documents a list shows at most")
-    sessions: int = Field(8, ge=1, le=10_000_000, description="times that each query is shown")
+    sessions: int = Field(10, ge=1, le=10_000_000, description="times that each query is shown")
     loggers: int = Field(2, ge=1, le=1000, description="number of weak rankers that made the log")
     traffic: tuple[float, ...] | None = Field(
         None, description="share of the sessions of each logger; equal by default"
@@ -48,7 +53,7 @@ class SimulationConfig(BaseModel):
     epsilon: float = Field(0.1, ge=0, lt=1, description="ε: click probability of an irrelevant document looked at")
     gamma: float = Field(1.0, ge=0, le=1000, description="examination 1/k^gamma of the users pbm and trust")
     label_max: float | None = Field(
-        None, gt=0, le=64, description="highest grade; the highest in the data by default, 4 when generated"
+        None, gt=0, le=MOST_LABEL, description="highest grade; the highest in the data by default, 4 when generated"
     )
     denominator: float | None = Field(
         None, gt=0, description="of the relevance probability; 2^label_max − 1 by default, as in the paper's text"
@@ -76,6 +81,8 @@ class SimulationConfig(BaseModel):
             )
         if self.values is not None and not 0 <= self.values[0] <= self.values[1]:
             raise ValueError(f"values must be a lowest value from 0 up and a highest; got {self.values}")
+        if self.values is not None and self.values[1] > float(np.finfo(np.float32).max):
+            raise ValueError(f"values must fit 32-bit numbers, so be below 3.4e38; got {self.values}")
         try:
             check_shares(self.valid, self.test)
         except ConfigError as error:

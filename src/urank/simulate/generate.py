@@ -20,15 +20,20 @@ LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
 """Shares of the grades 0–4, about those of MSLR-WEB."""
 
 QUERY_FACTORS, ITEM_FACTORS = 3, 8
-FEATURE_NOISE = 0.5
-RELEVANCE_NOISE = 0.7
-SATURATION = 2.5
+FEATURE_NOISE = 0.1
+SATURATION = 4.0
 
 Floats = NDArray[np.float64]
 
 
 def generate_letor(
-    queries: int, features: int = 30, *, min_items: int = 8, max_items: int = 20, rng: np.random.Generator
+    queries: int,
+    features: int = 30,
+    *,
+    min_items: int = 8,
+    max_items: int = 20,
+    noise: float = 0.1,
+    rng: np.random.Generator,
 ) -> Letor:
     """Queries with documents, features and graded labels, in the same form as `read_letor` gives.
 
@@ -37,6 +42,7 @@ def generate_letor(
         features: F, how many features. One in ten describes the query alone and is the same for all its documents.
         min_items: the shortest list.
         max_items: the longest list; lengths are uniform between the two.
+        noise: deviation of the chance in the latent relevance, whose own deviation is about 1.5.
         rng: decides everything, the way features hang together too.
 
     >>> data = generate_letor(100, features=12, rng=np.random.default_rng(0))
@@ -54,7 +60,7 @@ def generate_letor(
     of_item = rng.standard_normal((len(query), ITEM_FACTORS))
     # Queries attract documents of their own kind, so the factors of a query's documents hang together.
     of_item[:, :QUERY_FACTORS] = 0.9 * of_item[:, :QUERY_FACTORS] + 0.45 * of_query
-    relevance = latent_relevance(of_query, of_item) + RELEVANCE_NOISE * rng.standard_normal(len(query))
+    relevance = latent_relevance(of_query, of_item) + noise * rng.standard_normal(len(query))
     return Letor(
         features=_observed(of_query, of_item, features, offsets, rng),
         label=graded_labels(relevance),
@@ -67,15 +73,15 @@ def generate_letor(
 def latent_relevance(of_query: Floats, of_item: Floats) -> Floats:
     """How well each document answers its query `[rows]`, before noise, from factors u of the query, v of the document.
 
-        v₁ + ½ v₂ + 0.6 v₄ v₅ + tanh(2 v₆) + ½ u₁ v₇ − 0.3 v₈² + ½ u₂
+        v₁ + ½ v₂ + 0.4 v₄ v₅ + tanh(v₆) + 0.3 u₁ v₇ − 0.2 v₈² + ½ u₂
 
     A linear part, an interaction, a saturating term, a taste that differs by query, an optimum in the middle, and
     queries that are easier than others.
     """
     u, v = of_query.T, of_item.T
     linear = v[0] + 0.5 * v[1]
-    curved = 0.6 * v[3] * v[4] + np.tanh(2 * v[5]) - 0.3 * v[7] ** 2
-    by_query = 0.5 * u[0] * v[6] + 0.5 * u[1]
+    curved = 0.4 * v[3] * v[4] + np.tanh(v[5]) - 0.2 * v[7] ** 2
+    by_query = 0.3 * u[0] * v[6] + 0.5 * u[1]
     relevance: Floats = linear + curved + by_query
     return relevance
 

@@ -25,7 +25,7 @@ from urank.log.letor import Letor, read_letor
 from urank.log.lists import list_ids
 from urank.log.split import SPLITS, split_by_hash, stable_hash
 from urank.progress import Report, silent
-from urank.simulate.config import SimulationConfig
+from urank.simulate.config import MOST_LABEL, SimulationConfig
 from urank.simulate.generate import LABEL_SHARES, generate_letor
 from urank.simulate.loggers import draw_placements, logger_positions, logging_probability
 from urank.simulate.oracle import Oracle, attention_weights
@@ -166,12 +166,20 @@ def _documents(config: SimulationConfig, rng: np.random.Generator) -> Letor:
     if config.data is not None:
         return read_letor(config.data)
     fewest, most = max(1, round(0.8 * config.candidates)), 2 * config.candidates
-    return generate_letor(config.queries, config.features, min_items=fewest, max_items=most, rng=rng)
+    return generate_letor(
+        config.queries, config.features, min_items=fewest, max_items=most, noise=config.noise, rng=rng
+    )
 
 
 def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> Oracle:
     highest = float(data.label.max())
     label_max = config.label_max or (highest if config.data is not None else len(LABEL_SHARES) - 1.0)
+    if highest == 0 and config.label_max is None:
+        raise ConfigError(
+            f"every label of {config.data} is 0, so nothing in it is relevant: label_max must be above 0; got 0"
+        )
+    if label_max > MOST_LABEL:
+        raise ConfigError(f"labels are grades from 0 to {MOST_LABEL}; {config.data or 'the data'} has {highest:g}")
     if label_max < highest:
         raise ConfigError(f"label_max must be at least the highest label in the data, {highest:g}; got {label_max:g}")
     uses_features = config.user in ("item", "query")

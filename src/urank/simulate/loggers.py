@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from urank.errors import ConfigError
 from urank.log.lists import list_ids, pad, positions_by_score, where_items
-from urank.simulate.scaling import signed_log
+from urank.scaling import signed_log
 
 __all__ = [
     "Randomisation",
@@ -42,12 +42,13 @@ def logger_positions(
     *,
     loggers: int,
     label_share: float = 0.01,
+    feature_share: float = 0.25,
     penalty: float = 0.1,
     rng: np.random.Generator,
 ) -> Ints:
     """The position `[loggers, rows]` that each logger gives to each document within its query.
 
-    A logger regresses the gain 2^y − 1 on the standardised features of its own sample of queries.
+    A logger regresses the gain 2^y − 1 on some of the standardised features of its own sample of queries.
 
     Args:
         features: `[rows, F]` raw features.
@@ -55,6 +56,7 @@ def logger_positions(
         offsets: `[Q + 1]` where each query starts.
         loggers: how many; each draws its own sample.
         label_share: the share of the queries whose labels a logger sees.
+        feature_share: the share of the features that a logger knows, its own draw.
         penalty: of the ridge regression, see `ridge_weights`.
         rng: draws the samples.
     """
@@ -64,7 +66,8 @@ def logger_positions(
     positions = np.empty((loggers, len(x)), dtype=np.int64)
     for logger in range(loggers):
         seen = sample_queries(offsets, label_share, rng)[query]
-        score = x @ ridge_weights(x[seen], gain[seen], penalty)
+        known = np.sort(rng.permutation(x.shape[1])[: max(1, round(feature_share * x.shape[1]))])
+        score = x[:, known] @ ridge_weights(x[np.ix_(seen, known)], gain[seen], penalty)
         positions[logger] = positions_by_score(pad(score, offsets), where=where)[where]
     return positions
 

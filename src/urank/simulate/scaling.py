@@ -13,21 +13,11 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError
 from urank.log.lists import list_ids
+from urank.scaling import signed_log
 
-__all__ = ["Scaling", "query_means", "scale01", "scaling_bounds", "signed_log"]
+__all__ = ["Scaling", "query_means", "scale01", "scaling_bounds"]
 
 Scaling = Literal["minmax", "log", "rank"]
-
-
-def signed_log(features: NDArray[Any]) -> NDArray[np.float64]:
-    """sign(x) · log(1 + |x|): compresses heavy tails on both sides of 0 and keeps the order.
-
-    >>> signed_log(np.array([-1.0, 0.0, 1.0])).round(3).tolist()
-    [-0.693, 0.0, 0.693]
-    """
-    x = np.asarray(features, dtype=np.float64)
-    compressed: NDArray[np.float64] = np.copysign(np.log1p(np.abs(x)), x)
-    return compressed
 
 
 def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float64]:
