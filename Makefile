@@ -21,11 +21,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 install: $(VENV)/.installed  ## create .venv and install urank into it
 
-demo: $(VENV)/.installed  ## simulate a click log, prepare it, inspect it; ends with an HTML report
+demo: $(VENV)/.installed  ## simulate a log, prepare, inspect, train a click model; ends with HTML reports
 	@rm -rf $(DEMO)
-	$(BIN)/urank simulate -o $(DEMO)/simulation --seed 1
+	$(BIN)/urank simulate -o $(DEMO)/simulation --queries 3000 --seed 1
 	$(BIN)/urank prepare $(DEMO)/simulation/log.parquet -o $(DEMO)/prepared
-	$(BIN)/urank inspect $(DEMO)/simulation/log.parquet --html $(DEMO)/report.html
+	$(BIN)/urank inspect $(DEMO)/simulation/log.parquet --html $(DEMO)/inspection.html
+	$(BIN)/urank train $(DEMO)/prepared -o $(DEMO)/model --click-model monotone --truth $(DEMO)/simulation --html $(DEMO)/fit.html
+	$(BIN)/urank curves $(DEMO)/model $(DEMO)/prepared -o $(DEMO)/curves.svg
+	@echo "Look at $(DEMO)/inspection.html, $(DEMO)/fit.html and $(DEMO)/curves.svg"
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -34,13 +37,14 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports --no-cache
 
 test: lint  ## lint, then every test and doctest
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 pictures: demo  ## draw the pictures of the README again
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
 
-bench: $(VENV)/.installed-dev  ## measure speed and memory against peers (see benchmarks/)
+bench: $(VENV)/.installed-dev  ## measure speed, memory and accuracy against peers (see benchmarks/)
 	$(BIN)/python -m benchmarks log
+	$(BIN)/python -m benchmarks clicks
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

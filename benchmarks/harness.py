@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("urank", "numpy", "polars", "pyarrow", "scikit-learn", "scipy")
+PACKAGES = ("urank", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "torch", "lightgbm", "onnxruntime")
 
 
 @dataclass(frozen=True)

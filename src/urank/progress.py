@@ -1,13 +1,15 @@
 """Progress of long work: the library reports numbers, the command line draws them.
 
 A function that may take longer than two seconds accepts `report`, a callable that is told the name of the step, how
-much of it is done, and how much there is in all (`None` when that is not known). By default nobody listens.
+much of it is done, how much there is in all (`None` when that is not known), and perhaps a note such as the current
+loss. By default nobody listens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -15,10 +17,14 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 __all__ = ["Report", "bars", "silent"]
 
-Report = Callable[[str, float, float | None], None]
+
+class Report(Protocol):
+    """Told how far a step is."""
+
+    def __call__(self, step: str, done: float, total: float | None, note: str = "", /) -> None: ...
 
 
-def silent(step: str, done: float, total: float | None) -> None:
+def silent(step: str, done: float, total: float | None, note: str = "", /) -> None:
     """Report to nobody."""
 
 
@@ -35,13 +41,14 @@ def bars(*, quiet: bool = False) -> Iterator[Report]:
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeLeftColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
     )
     with Progress(*columns, console=console) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def draw(step: str, done: float, total: float | None) -> None:
+        def draw(step: str, done: float, total: float | None, note: str = "", /) -> None:
             if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total)
-            progress.update(tasks[step], completed=done, total=total)
+                tasks[step] = progress.add_task(step, total=total, note=note)
+            progress.update(tasks[step], completed=done, total=total, note=note)
 
         yield draw

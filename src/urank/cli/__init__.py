@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
+import signal
 import sys
+from types import FrameType
 
 import typer
 from rich.console import Console
 
 from urank import __version__
+from urank.cli.curves import curves_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
 from urank.cli.simulate import simulate_command
+from urank.cli.train import train_command
 from urank.errors import UrankError
 
 __all__ = ["app", "main"]
@@ -41,10 +46,31 @@ def _options(
 app.command("simulate")(simulate_command)
 app.command("prepare")(prepare_command)
 app.command("inspect")(inspect_command)
+app.command("train")(train_command)
+app.command("curves")(curves_command)
+
+
+_PLAIN = {"–": "-", "−": "-", "…": "...", "█": "#", "²": "2", "’": "'"}
+
+
+def _plainly(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What stands for characters that the output cannot hold: bars of #, plain dashes, otherwise a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
+def _ended(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # so that what is half-written is taken back, as after Ctrl-C
 
 
 def main() -> None:
     """Run the command line."""
+    codecs.register_error("urank", _plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if "utf" not in (stream.encoding or "").lower() and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="urank")
+    signal.signal(signal.SIGTERM, _ended)
     try:
         app()
     except UrankError as error:

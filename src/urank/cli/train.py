@@ -1,0 +1,149 @@
+"""`urank train`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
+from urank.config import build, read_toml
+from urank.errors import ConfigError
+from urank.log.dataset import Dataset, is_prepared
+from urank.log.prepare import prepare
+from urank.progress import Report, bars
+
+__all__ = ["train_command"]
+
+_FAMILIES = "auto|monotone|factorised|vector|position|deepfm|gbdt|pbm"
+
+
+def train_command(
+    log: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOG", help="What `urank prepare` wrote, or a log as it takes it, which is then prepared first."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL", help="The folder of the model.")],
+    click_model: Annotated[
+        str,
+        typer.Option(
+            metavar=_FAMILIES,
+            help="The family of the click model. **monotone**: one falling curve, steeper or flatter by item; "
+            "**factorised**: examination(item, k) · relevance(item); **vector**: K outputs (the paper's A1); "
+            "**position**: position as an input (A2); **deepfm**: the same on a DeepFM; **gbdt**: LightGBM; **pbm**: "
+            "one curve for all items. **auto** takes the best of monotone, factorised and vector by held-out log loss; "
+            "several with commas between them: the best of these.",
+        ),
+    ] = "auto",
+    ensemble: Annotated[
+        int | None, typer.Option(min=1, help="Seeds whose tables are averaged.", show_default="1")
+    ] = None,
+    mix: Annotated[
+        bool, typer.Option("--mix", help="Average all families that were named, not the best alone.")
+    ] = False,
+    backbone: Annotated[str | None, typer.Option(metavar="mlp|deepfm", help="What every network is built on.")] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="temperature|isotonic|none", help="How the table is calibrated, by position."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data at most.", show_default="30")] = None,
+    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Where networks are trained.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of all random numbers.", show_default="0")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML with any setting of a click model; flags come before it.")
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What `urank simulate` wrote: compare with the true click table."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the report as a page with plots.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Write the model as an ONNX graph too.")] = True,
+    column: Column = None,
+    categorical: Categorical = None,
+    drop: Drop = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a click model: P(click | item, position) for every item and every position.
+
+    Train teaches, valid stops, chooses and calibrates; test is only reported. A run that was killed goes on where it
+    was when the same command is given again. The model is a folder with a JSON manifest, weights and an ONNX graph
+    that takes raw features.
+
+    Example: `urank train prepared -o model --click-model monotone --ensemble 3`
+    """
+    settings = (read_toml(config) if config is not None else {}) | _families(click_model)
+    flags = {"ensemble": ensemble, "backbone": backbone, "calibration": calibration, "seed": seed, "mix": mix or None}
+    settings |= {key: value for key, value in flags.items() if value is not None}
+    training = {"epochs": epochs, "device": device}
+    given = {key: value for key, value in training.items() if value is not None}
+    settings["training"] = settings.get("training", {}) | given
+    import torch  # slow to load, as all that needs it
+
+    from urank.clicks.config import ClickConfig
+    from urank.clicks.fit import fit_clicks
+    from urank.clicks.truth import read_truth
+    from urank.model import save_model
+    from urank.report.click_terminal import print_fit
+    from urank.report.fit import fit_report
+
+    checked = build(ClickConfig, settings, str(config) if config is not None else "the click model")
+    if output.exists() and not overwrite:
+        raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
+    if truth is not None:
+        read_truth(truth)  # better refused now than after the training
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
+    working = output.with_name(f".{output.name}.training")
+    with bars(quiet=quiet or json) as report:
+        dataset = _dataset(log, working, column, categorical, drop, report)
+        fit = fit_clicks(dataset, checked, checkpoints=working / "checkpoints", report=report)
+        judged = fit_report(fit, dataset, checked, truth=truth)
+        report("writing the model", 0, None)
+        save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts={"quality": judged.to_dict()})
+    shutil.rmtree(working, ignore_errors=True)
+    if html is not None:
+        from urank.report.clicks import write_fit
+
+        write_fit(judged, html)
+    if json:
+        print_json(judged.to_dict())
+    elif not quiet:
+        console = Console()
+        print_fit(judged, console)
+        console.print(f"\nThe model is in {output}", highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _families(name: str) -> dict[str, Any]:
+    """The settings that the name of a click model stands for."""
+    if name == "auto":
+        return {}
+    if name == "deepfm":
+        return {"families": ("position",), "backbone": "deepfm"}
+    return {"families": tuple(part.strip() for part in name.split(","))}
+
+
+def _dataset(
+    log: str,
+    working: Path,
+    column: list[str] | None,
+    categorical: list[str] | None,
+    drop: list[str] | None,
+    report: Report,
+) -> Dataset:
+    """The prepared log; one that is not prepared yet is, beside the model to be."""
+    if is_prepared(log):
+        if column or categorical or drop:
+            raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+        return Dataset(log)
+    folder = working / "prepared"
+    prepare(open_log(log, column, categorical, drop), folder, overwrite=True, report=report)
+    return Dataset(folder)

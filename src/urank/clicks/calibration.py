@@ -1,0 +1,393 @@
+"""Calibration of a click table by position, fitted on the validation split.
+
+A click model may rank well and still say 0.20 where one in ten is clicked; ratios and sums of its table are then wrong.
+A `Calibration` bends the probabilities of each position, `log_ctr[rows, K] -> log_ctr[rows, K]`, by a rising curve of
+its own. It is a torch module made of operations that ONNX has, so that Python and an exported model share one formula.
+
+Both kinds lean towards leaving things as they are: a position with few clicks moves little, one without rows not at
+all. A rising curve keeps the order of items within a position, but not between positions: `monotone` takes the
+minimum over the positions so far, for families which promise that clicks never rise with k.
+
+scikit-learn calibrates classifiers, not tables, and its own curves (`CalibratedClassifierCV`) have no prior and no
+export; the isotonic regression underneath is scikit-learn's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+__all__ = ["Calibration", "CalibrationKind", "apply", "fit_calibration", "log_sigmoid", "logit_of_log"]
+
+CalibrationKind = Literal["none", "temperature", "isotonic"]
+
+PRIOR_CLICKS = 20.0
+"""What the prior of a temperature is worth: that many clicks speak for a = 1 and b = 0."""
+
+KNOT_CLICKS = 1.0
+"""What the prior of each knot of an isotonic curve is worth: that many clicks speak for the uncalibrated rate."""
+
+KNOTS = 32
+LEAST_SLOPE = 0.05
+FLOOR = 1e-6
+"""An isotonic curve never says less than this nor more than one minus this."""
+
+# log P = −1e-7 is the last float32 below P = 1 that a logit can be taken of; heads.click_loss cuts at the same place.
+_HIGHEST = -1e-7
+_LOWEST = -50.0
+_ROWS_AT_ONCE = 1024  # the ramps of so many rows fit the cache
+
+
+class Calibration(nn.Module):
+    """The identity, and the base of the other kinds. `forward(log_ctr[rows, K]) -> log_ctr[rows, K]`.
+
+    Args:
+        positions: K.
+        monotone: never let a row rise with k.
+    """
+
+    kind: CalibrationKind = "none"
+
+    def __init__(self, positions: int, *, monotone: bool = False) -> None:
+        super().__init__()
+        self.positions = positions
+        self.monotone = monotone
+
+    def curve(self, log_ctr: Tensor) -> Tensor:
+        """The curve of each position at its column."""
+        return log_ctr
+
+    def forward(self, log_ctr: Tensor) -> Tensor:
+        calibrated = self.curve(log_ctr)
+        return running_minimum(calibrated) if self.monotone and self.kind != "none" else calibrated
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: numbers and lists of numbers."""
+        numbers = {name: buffer.tolist() for name, buffer in self.named_buffers()}
+        return {"kind": self.kind, "positions": self.positions, "monotone": self.monotone, **numbers}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Calibration:
+        """What `to_dict` wrote.
+
+        >>> values = fit_calibration("none", np.zeros(0), np.zeros(0, int), np.zeros(0), 3).to_dict()
+        >>> Calibration.from_dict(values).to_dict() == values
+        True
+        """
+        settings = dict(values)
+        return _KINDS[_check_kind(settings.pop("kind"))](**settings)
+
+
+class Temperature(Calibration):
+    """Platt scaling by position (Platt 1999; temperature scaling, Guo et al. 2017, when b = 0).
+
+        logit P'(click | item, k) = a_k · logit P(click | item, k) + b_k,      a_k > 0
+
+    Args:
+        slope, intercept: `[K]`, a and b.
+    """
+
+    kind = "temperature"
+    slope: Tensor
+    intercept: Tensor
+
+    def __init__(self, positions: int, slope: list[float], intercept: list[float], *, monotone: bool = False) -> None:
+        super().__init__(positions, monotone=monotone)
+        self.register_buffer("slope", torch.tensor(slope, dtype=torch.float32))
+        self.register_buffer("intercept", torch.tensor(intercept, dtype=torch.float32))
+
+    def curve(self, log_ctr: Tensor) -> Tensor:
+        return log_sigmoid(self.slope * logit_of_log(log_ctr) + self.intercept)
+
+
+class Isotonic(Calibration):
+    """A piecewise-linear curve by position, from (0, 0) through the knots (x_j, y_j) to (1, 1), rising all the way.
+
+        P' = Σ_j (y_{j+1} − y_j) · clip((P − x_j) / (x_{j+1} − x_j), 0, 1),      cut to [1e-6, 1 − 1e-6]
+
+    A ramp of which every piece adds its rise is a sum of terms that are never negative: unlike a sum of ReLUs it loses
+    nothing to cancellation, and it rises exactly, also in float32.
+
+    Args:
+        start, width, rise: `[K, J]`, x_j, x_{j+1} − x_j and y_{j+1} − y_j; pieces that a position lacks rise by 0.
+    """
+
+    kind = "isotonic"
+    start: Tensor
+    width: Tensor
+    rise: Tensor
+
+    def __init__(
+        self,
+        positions: int,
+        start: list[list[float]],
+        width: list[list[float]],
+        rise: list[list[float]],
+        *,
+        monotone: bool = False,
+    ) -> None:
+        super().__init__(positions, monotone=monotone)
+        self.register_buffer("start", torch.tensor(start, dtype=torch.float32))
+        self.register_buffer("width", torch.tensor(width, dtype=torch.float32))
+        self.register_buffer("rise", torch.tensor(rise, dtype=torch.float32))
+
+    def curve(self, log_ctr: Tensor) -> Tensor:
+        ramps = torch.clamp((torch.exp(log_ctr)[:, :, None] - self.start) / self.width, 0.0, 1.0)
+        return torch.log(torch.clamp((self.rise * ramps).sum(dim=2), FLOOR, 1 - FLOOR))
+
+
+_KINDS: dict[CalibrationKind, Callable[..., Calibration]] = {
+    "none": Calibration,
+    "temperature": Temperature,
+    "isotonic": Isotonic,
+}
+
+
+def fit_calibration(
+    kind: CalibrationKind,
+    log_ctr: NDArray[Any],
+    position: NDArray[Any],
+    click: NDArray[Any],
+    positions: int,
+    *,
+    monotone: bool = False,
+) -> Calibration:
+    """Fit a curve for each position to what was logged there.
+
+    Args:
+        kind: "temperature", "isotonic" or "none".
+        log_ctr: `[rows]`, the log of P(click) before calibration, at the logged position.
+        position: `[rows]`, that position, 1 … K.
+        click: `[rows]`, 0 or 1.
+        positions: K.
+        monotone: never let a row of the calibrated table rise with k.
+
+    A model that says 0.2 where 0.1 is clicked:
+
+    >>> rng = np.random.default_rng(0)
+    >>> click = rng.random(100_000) < 0.1
+    >>> log_ctr, position = np.full(100_000, np.log(0.2)), np.ones(100_000, dtype=int)
+    >>> calibration = fit_calibration("temperature", log_ctr, position, click, positions=2)
+    >>> np.exp(apply(calibration, np.log([[0.2, 0.2]]))).round(2).tolist()  # nothing is known of position 2
+    [[0.1, 0.2]]
+    """
+    _check_kind(kind)
+    log_ctr, position, click = _check_rows(log_ctr, position, click, positions)
+    if kind == "none":
+        return Calibration(positions, monotone=monotone)
+    groups = _by_position(log_ctr, position, click, positions)
+    if kind == "temperature":
+        lines = [_fit_line(x, c) for x, c in groups]
+        return Temperature(positions, [a for a, _ in lines], [b for _, b in lines], monotone=monotone)
+    curves = [_fit_knots(x, c) for x, c in groups]
+    return _isotonic(positions, curves, monotone)
+
+
+def apply(calibration: Calibration, log_ctr: NDArray[Any]) -> NDArray[Any]:
+    """The calibrated table `[rows, K]` of a table `[rows, K]`, both logs, of the same type; some rows at a time."""
+    if np.ndim(log_ctr) != 2 or log_ctr.shape[1] != calibration.positions:
+        raise ValueError(
+            f"log_ctr must have shape [rows, {calibration.positions}]; got shape {list(np.shape(log_ctr))}"
+        )
+    result = np.empty_like(log_ctr)
+    with torch.no_grad():
+        for first in range(0, len(log_ctr), _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            result[rows] = calibration(torch.from_numpy(log_ctr[rows].copy())).numpy()
+    return result
+
+
+def logit_of_log(log_p: Tensor) -> Tensor:
+    """logit P from log P < 0, sound at both ends and in ONNX, which has tanh and softplus but neither expm1 nor log1p.
+
+        log(P / (1 − P)) = log P − log tanh(−log P / 2) − log(1 + P)
+
+    >>> p = torch.tensor([1e-9, 0.25, 1 - 1e-4], dtype=torch.float64)
+    >>> bool(torch.allclose(logit_of_log(torch.log(p)), torch.logit(p)))
+    True
+    """
+    log_p = torch.clamp(log_p, max=_HIGHEST)
+    return log_p - torch.log(torch.tanh(-log_p / 2)) - softplus(log_p)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log(1 / (1 + e⁻ˣ)). torch's own is exported as log(sigmoid(x)), which ONNX Runtime gives as −∞ from x = −19 on.
+
+    >>> bool(torch.isclose(log_sigmoid(torch.tensor(0.5)), torch.nn.functional.logsigmoid(torch.tensor(0.5))))
+    True
+    """
+    return -softplus(-x)
+
+
+def running_minimum(table: Tensor) -> Tensor:
+    """The least of each row so far, `[rows, K]`. `torch.cummin` would be it, but cannot be exported.
+
+    >>> running_minimum(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
+    [[3.0, 1.0, 1.0]]
+    """
+    columns = [table[:, 0]]
+    for k in range(1, table.shape[1]):
+        columns.append(torch.minimum(columns[-1], table[:, k]))
+    return torch.stack(columns, dim=1)
+
+
+def _fit_line(log_ctr: NDArray[np.float64], click: NDArray[np.float64]) -> tuple[float, float]:
+    """a and b of one position: the least cross-entropy of the rows and of the clicks that the prior is worth.
+
+        Σ_rows H(click, P') + w · H(P, P'),      H(c, P') = −c log P' − (1 − c) log(1 − P')
+
+    The second term is a ridge towards a = 1, b = 0 in the units of the data: it is the loss of `w` further rows for
+    each row, clicked as the model says (a prior as in Clogg et al. 1991).
+    """
+    if len(click) == 0:
+        return 1.0, 0.0
+    p = np.exp(log_ctr)
+    z = logit_of_log(torch.from_numpy(log_ctr)).numpy()
+    centre = float(np.average(z, weights=p * (1 - p)))  # where slope and level hardly tell on each other
+    spread = z - centre
+    weight = float(prior_weight(PRIOR_CLICKS, len(p), p.mean(), click.mean()))
+    target = (click + weight * p) / (1 + weight)
+    scale = len(p) * max(p.mean(), click.mean())
+
+    def objective(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        tilt, level = parameters
+        scores = z + tilt * spread + level
+        residual = expit(scores) - target
+        loss = np.logaddexp(0.0, scores).sum() - target @ scores
+        return float(loss) / scale, np.array([residual @ spread, residual.sum()]) / scale
+
+    found = minimize(
+        objective,
+        np.zeros(2),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(LEAST_SLOPE - 1, None), (None, None)],
+        options={"ftol": 1e-12, "gtol": 1e-8, "maxiter": 200},
+    )
+    tilt, level = (float(parameter) for parameter in found.x)
+    return 1 + tilt, level - tilt * centre
+
+
+def prior_weight(worth: float, rows: Any, predicted: Any, observed: Any) -> Any:
+    """How many rows, for each row there is, a prior worth so many clicks stands for.
+
+        w = worth / (rows · max(predicted (1 − predicted), observed (1 − observed)))
+
+    As r (1 − r) is what a row at the rate r tells of its logit, these are clicks when clicks are rare, and rows without
+    a click when clicks are the rule.
+
+    >>> float(prior_weight(20, rows=1000, predicted=0.1, observed=0.0).round(3))  # 20 / (1000 · 0.1 · 0.9)
+    0.222
+    """
+    return worth / (rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed)))
+
+
+def _fit_knots(
+    log_ctr: NDArray[np.float64], click: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Knots x and y of one position, both rising, from (0, 0) to (1, 1), at most 32.
+
+    The isotonic regression of the clicks on P (Zadrozny and Elkan 2002) is a stair. Its treads become knots, each at
+    the mean P of its rows as in centred isotonic regression (Oron and Flournoy 2017), which keeps items in order and
+    does not jump; small neighbours are put together. Each knot has a prior worth one click for its x: the first and
+    the last tread of a stair tend to be 0 and 1, and a single click there would cost dearly.
+    """
+    if len(click) == 0:
+        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    from sklearn.isotonic import IsotonicRegression  # slow to load
+
+    order = np.argsort(log_ctr, kind="stable")
+    p, click = np.exp(log_ctr[order]), click[order]
+    stair = IsotonicRegression().fit_transform(p, click)
+    tread = np.cumsum(np.diff(stair, prepend=stair[0]) > 1e-12)
+    knots = _pool(np.bincount(tread), np.bincount(tread, p), np.bincount(tread, click))
+    rows = knots[:, 0]
+    x, observed = knots[:, 1] / rows, knots[:, 2] / rows
+    weight = prior_weight(KNOT_CLICKS, rows, x, observed)
+    y = np.maximum.accumulate((observed + weight * x) / (1 + weight))
+    return np.concatenate([[0.0], x, [1.0]]), np.concatenate([[0.0], y, [1.0]])
+
+
+def _pool(rows: NDArray[Any], total: NDArray[Any], clicks: NDArray[Any]) -> NDArray[np.float64]:
+    """Rows, sum of P and clicks of neighbouring treads put together, `[knots, 3]`, at most 30 knots.
+
+    A knot holds at least a thirtieth of the rows and of the clicks that are expected, half of either counted, so that
+    there are knots where the rows are and where the clicks are. Knots stand 1 % apart: a cliff would magnify rounding.
+    """
+    treads = np.column_stack([rows, total, clicks]).astype(np.float64)
+    size = (rows / rows.sum() + total / total.sum()) / 2
+    least = 1 / (KNOTS - 2)
+    knots, sizes = [treads[0]], [size[0]]
+    for tread, share in zip(treads[1:], size[1:], strict=True):
+        apart = tread[1] / tread[0] > 1.01 * knots[-1][1] / knots[-1][0] + FLOOR
+        if sizes[-1] >= least and apart:
+            knots.append(tread)
+            sizes.append(share)
+        else:
+            knots[-1] = knots[-1] + tread
+            sizes[-1] += share
+    if sizes[-1] < least and len(knots) > 1:
+        last = knots.pop()
+        knots[-1] = knots[-1] + last
+    return np.array(knots)
+
+
+def _isotonic(
+    positions: int, curves: list[tuple[NDArray[np.float64], NDArray[np.float64]]], monotone: bool
+) -> Isotonic:
+    """The curves side by side, the shorter ones filled up with pieces that rise by nothing."""
+    pieces = max(len(x) for x, _ in curves) - 1
+    start, width, rise = np.ones((positions, pieces)), np.ones((positions, pieces)), np.zeros((positions, pieces))
+    for k, (x, y) in enumerate(curves):
+        n = len(x) - 1
+        start[k, :n], width[k, :n], rise[k, :n] = x[:-1], np.diff(x), np.diff(y)
+    return Isotonic(positions, start.tolist(), width.tolist(), rise.tolist(), monotone=monotone)
+
+
+def _by_position(
+    log_ctr: NDArray[np.float64], position: NDArray[np.int64], click: NDArray[np.float64], positions: int
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """log P and click of the rows of each position."""
+    order = np.argsort(position, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(position - 1, minlength=positions))])
+    return [(log_ctr[order[first:last]], click[order[first:last]]) for first, last in pairwise(ends)]
+
+
+def _check_kind(kind: Any) -> CalibrationKind:
+    if kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(get_args(CalibrationKind))}; got {kind!r}")
+    checked: CalibrationKind = kind
+    return checked
+
+
+def _check_rows(
+    log_ctr: NDArray[Any], position: NDArray[Any], click: NDArray[Any], positions: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """The rows as float64 and int64, log P cut to where a logit can be taken."""
+    if not np.shape(log_ctr) == np.shape(position) == np.shape(click) or np.ndim(click) != 1:
+        raise ValueError(
+            "log_ctr, position and click must have the same shape [rows]; got shapes "
+            f"{list(np.shape(log_ctr))}, {list(np.shape(position))} and {list(np.shape(click))}"
+        )
+    if positions < 1:
+        raise ValueError(f"positions must be from 1 up; got {positions}")
+    checks = {
+        "log_ctr must be the log of a probability": (log_ctr, log_ctr <= 1e-6),
+        f"position must be from 1 to {positions}": (position, (position >= 1) & (position <= positions)),
+        "click must be 0 or 1": (click, (click == 0) | (click == 1)),
+    }
+    for requirement, (values, sound) in checks.items():
+        if not sound.all():
+            row = int(np.argmin(sound))
+            raise ValueError(f"{requirement}; got {values[row]} at row {row}")
+    bounded = np.clip(np.asarray(log_ctr, dtype=np.float64), _LOWEST, _HIGHEST)
+    return bounded, np.asarray(position, dtype=np.int64), np.asarray(click, dtype=np.float64)

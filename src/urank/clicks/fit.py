@@ -1,0 +1,199 @@
+"""Train click models on a prepared log, choose among families by held-out log loss, and calibrate what is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from urank.clicks.calibration import fit_calibration
+from urank.clicks.config import ClickConfig, ClickFamily
+from urank.clicks.gbdt import fit_gbdt
+from urank.clicks.heads import Head, build_network, click_loss
+from urank.clicks.model import ClickModel, Member, NetworkClicks, at_positions, log_mean_exp
+from urank.errors import DataError
+from urank.features import Featurizer
+from urank.log.dataset import Dataset
+from urank.progress import Report, silent
+from urank.stream import Batch, Stream
+from urank.training import History, mean_loss, seeded, train
+
+__all__ = ["Fit", "fit_clicks", "predictions"]
+
+MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A trained click model and how it came about.
+
+    Attributes:
+        model: what was kept.
+        reference: the position-based model trained beside it, for comparison.
+        tried: one member of each family alone, calibrated too.
+        valid_loss: held-out log loss of every member that was tried, by name.
+        histories: the rounds of every network, by name.
+    """
+
+    model: ClickModel
+    reference: ClickModel
+    tried: dict[str, ClickModel]
+    valid_loss: dict[str, float]
+    histories: dict[str, History]
+
+
+def fit_clicks(
+    dataset: Dataset, config: ClickConfig, *, checkpoints: Path | None = None, report: Report = silent
+) -> Fit:
+    """Train, choose and calibrate.
+
+    Args:
+        dataset: a prepared log; train teaches, valid stops, chooses and calibrates, test is not looked at.
+        config: what to train.
+        checkpoints: a folder for the state of every training, from which a run that was killed goes on.
+        report: told how far it is.
+    """
+    if dataset.rows("train") == 0 or dataset.rows("valid") == 0:
+        raise DataError(
+            f"{dataset.folder} has no {'train' if dataset.rows('train') == 0 else 'valid'} queries; "
+            "prepare it with other shares (--valid, --test)"
+        )
+    featurizer = Featurizer.fit(
+        (block.items for block in dataset.blocks("train", dataset.features)),
+        dataset.numeric,
+        dataset.categorical,
+        min_count=config.min_count,
+    )
+    if checkpoints is not None:
+        _claim(checkpoints, dataset, config)
+    trainer = _Trainer(dataset, featurizer, config, checkpoints, report)
+    reference = trainer.member("pbm", config.seed)
+    first = {family: trainer.member(family, config.seed) for family in config.families}
+    kept = (
+        config.families if config.mix else (min(first, key=lambda family: trainer.losses[f"{family}-{config.seed}"]),)
+    )
+    more = [(family, config.seed + n) for family in kept for n in range(1, config.ensemble)]
+    members = [*(first[family] for family in kept), *(trainer.member(family, seed) for family, seed in more)]
+    return Fit(
+        model=trainer.calibrated(members),
+        reference=trainer.calibrated([reference]),
+        tried={family: trainer.calibrated([member]) for family, member in first.items()},
+        valid_loss=trainer.losses,
+        histories=trainer.histories,
+    )
+
+
+def predictions(
+    model: ClickModel, dataset: Dataset, split: str
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+    """log P(click) at the logged position, the position, and the click, of every row of a split, in its order."""
+    stream = Stream(dataset, split, model.featurizer, cache_bytes=0)
+    parts = []
+    for group in range(len(stream.groups)):
+        lists = stream.lists(group)
+        parts.append((model.log_ctr_at(lists.inputs, lists.position), lists.position, lists.click))
+    if not parts:
+        return np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)
+    log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return log_p, position, click
+
+
+class _Trainer:
+    """Trains members one after another on the same streams."""
+
+    def __init__(
+        self, dataset: Dataset, featurizer: Featurizer, config: ClickConfig, checkpoints: Path | None, report: Report
+    ) -> None:
+        self.dataset = dataset
+        self.featurizer = featurizer
+        self.config = config
+        self.checkpoints = checkpoints
+        self.report = report
+        lists = config.training.batch_lists
+        self.train_split = Stream(dataset, "train", featurizer, batch_lists=lists)
+        self.valid_split = Stream(dataset, "valid", featurizer, batch_lists=8 * lists)
+        self.losses: dict[str, float] = {}
+        self.histories: dict[str, History] = {}
+        self._done: dict[str, Member] = {}
+
+    def member(self, family: ClickFamily, seed: int) -> Member:
+        """A trained member; one that was trained before is not trained again."""
+        name = f"{family}-{seed}"
+        if name not in self._done:
+            self._done[name] = self._gbdt(name, seed) if family == "gbdt" else self._network(name, family, seed)
+        return self._done[name]
+
+    def _gbdt(self, name: str, seed: int) -> Member:
+        member = fit_gbdt(self.dataset, self.featurizer, seed=seed, config=self.config.trees, report=self.report)
+        log_p, click = self._at_logged([member])[0::2]
+        self.losses[name] = float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
+        return member
+
+    def _network(self, name: str, family: Any, seed: int) -> Member:
+        config = self.config
+        with seeded(seed):
+            network = build_network(
+                family,
+                self.featurizer,
+                self.dataset.positions,
+                backbone=config.backbone,
+                hidden=config.hidden,
+                dropout=config.dropout,
+            )
+        self.histories[name] = train(
+            network,
+            _loss,
+            self.train_split,
+            lambda network: mean_loss(network, _loss, self.valid_split),
+            config.training,
+            seed=seed,
+            checkpoint=self.checkpoints / f"{name}.safetensors" if self.checkpoints is not None else None,
+            report=self.report,
+            name=f"train {name}",
+        )
+        self.losses[name] = self.histories[name].best
+        return NetworkClicks(family, network)
+
+    def calibrated(self, members: list[Member]) -> ClickModel:
+        """The mean of members, calibrated on the validation split."""
+        log_p, position, click = self._at_logged(members)
+        falls = all(member.family in MONOTONE_FAMILIES for member in members)
+        calibration = fit_calibration(
+            self.config.calibration, log_p, position, click, self.dataset.positions, monotone=falls
+        )
+        return ClickModel(self.featurizer, self.dataset.positions, tuple(members), calibration)
+
+    def _at_logged(self, members: list[Member]) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+        parts = []
+        for group in range(len(self.valid_split.groups)):
+            lists = self.valid_split.lists(group)
+            table = log_mean_exp([member.log_ctr(lists.inputs) for member in members])
+            parts.append((at_positions(table, lists.position), lists.position, lists.click))
+        log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return log_p, position, click
+
+
+def _loss(network: nn.Module, batch: Batch) -> Tensor:
+    """Eq. 2 on a batch, at the logged positions."""
+    assert isinstance(network, Head)  # noqa: S101 - this loop trains heads only
+    return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)
+
+
+def _claim(folder: Path, dataset: Dataset, config: ClickConfig) -> None:
+    """Make the folder of checkpoints that of this data and configuration; what belongs to another is removed."""
+    told = {"data": dataset.description, "config": config.model_dump(mode="json")}
+    told["data"] = {key: value for key, value in told["data"].items() if key != "source"}
+    mark = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    path = folder / "run.txt"
+    if folder.exists() and not (path.is_file() and path.read_text(encoding="ascii") == mark):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(mark, encoding="ascii")

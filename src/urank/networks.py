@@ -1,0 +1,122 @@
+"""The parts that all networks are made of: the layer that takes raw features, and the backbones behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from urank.features import Featurizer
+
+__all__ = ["Backbone", "DeepFM", "FeatureLayer", "build_backbone"]
+
+Backbone = Literal["mlp", "deepfm"]
+
+
+def embedding_width(cardinality: int) -> int:
+    """How wide an embedding of so many categories is: growing slowly, from 2 to 32.
+
+    >>> [embedding_width(n) for n in (2, 10, 1000, 10**6)]
+    [2, 3, 11, 32]
+    """
+    return max(2, min(32, round(1.6 * cardinality**0.28) if cardinality < 50_000 else 32))
+
+
+class FeatureLayer(nn.Module):
+    """Raw features to what a network likes: z = (signed log of x − mean) / std, indicators of missing values.
+
+    A missing number becomes 0, the mean, and where a feature was ever missing in training a further input says so.
+    Standardised values are cut to ±8, so that a number never seen in training cannot throw a network far off.
+    """
+
+    mean: Tensor
+    std: Tensor
+    indicated: Tensor
+
+    def __init__(self, featurizer: Featurizer) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([f.mean for f in featurizer.numeric], dtype=torch.float32))
+        self.register_buffer("std", torch.tensor([f.std for f in featurizer.numeric], dtype=torch.float32))
+        indicated = [place for place, f in enumerate(featurizer.numeric) if f.missing]
+        self.register_buffer("indicated", torch.tensor(indicated, dtype=torch.int64))
+        self.width = len(featurizer.numeric) + len(indicated)
+
+    def forward(self, numeric: Tensor) -> Tensor:
+        missing = torch.isnan(numeric)
+        compressed = torch.sign(numeric) * torch.log1p(torch.abs(numeric))
+        scaled = torch.clamp((compressed - self.mean) / self.std, -8.0, 8.0)
+        scaled = torch.where(missing, torch.zeros_like(scaled), scaled)
+        if len(self.indicated) == 0:
+            return scaled
+        return torch.cat([scaled, missing[:, self.indicated].to(scaled.dtype)], dim=1)
+
+
+class Perceptron(nn.Module):
+    """Features and embeddings, side by side, through hidden layers; the last of them is what a head reads."""
+
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        self.features = FeatureLayer(featurizer)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(cardinality, embedding_width(cardinality)) for cardinality in featurizer.cardinalities
+        )
+        width = self.features.width + sum(embedding_width(cardinality) for cardinality in featurizer.cardinalities)
+        self.layers = hidden_layers(width, hidden, dropout)
+        self.width = hidden[-1]
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        parts = [self.features(numeric)]
+        parts += [embedding(categorical[:, place]) for place, embedding in enumerate(self.embeddings)]
+        result: Tensor = self.layers(torch.cat(parts, dim=1))
+        return result
+
+
+class DeepFM(nn.Module):
+    """DeepFM (Guo et al. 2017): wide part, factorisation machine and hidden layers over the same fields.
+
+    Each field has an embedding v: a row of a table for a category, a vector times the scaled value for a number. The
+    head reads the hidden layers, ½((Σv)² − Σv²), one entry for each place of the embeddings, and the wide sum.
+    """
+
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float, width: int = 8) -> None:
+        super().__init__()
+        self.features = FeatureLayer(featurizer)
+        fields = self.features.width + len(featurizer.categorical)
+        self.directions = nn.Parameter(torch.randn(self.features.width, width) * 0.1)
+        self.embeddings = nn.ModuleList(nn.Embedding(n, width) for n in featurizer.cardinalities)
+        self.wide = nn.Parameter(torch.zeros(self.features.width, 1))
+        self.wide_categories = nn.ModuleList(nn.Embedding(n, 1) for n in featurizer.cardinalities)
+        for table in self.embeddings.parameters():
+            nn.init.normal_(table, std=0.1)
+        for table in self.wide_categories.parameters():
+            nn.init.zeros_(table)
+        self.layers = hidden_layers(fields * width, hidden, dropout)
+        self.width = hidden[-1] + width + 1
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        scaled = self.features(numeric)
+        fields = scaled[:, :, None] * self.directions
+        wide = scaled @ self.wide
+        for place, (embedding, weight) in enumerate(zip(self.embeddings, self.wide_categories, strict=True)):
+            fields = torch.cat([fields, embedding(categorical[:, place])[:, None, :]], dim=1)
+            wide = wide + weight(categorical[:, place])
+        pairs = 0.5 * (fields.sum(dim=1) ** 2 - (fields**2).sum(dim=1))
+        return torch.cat([self.layers(fields.flatten(1)), pairs, wide], dim=1)
+
+
+def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
+    """Linear layers with ReLU and dropout between them."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU(), nn.Dropout(dropout)]
+        width = size
+    return nn.Sequential(*layers)
+
+
+def build_backbone(
+    kind: Backbone, featurizer: Featurizer, hidden: Sequence[int], dropout: float
+) -> Perceptron | DeepFM:
+    """A backbone: `forward(numeric[rows, F], categorical[rows, C]) -> [rows, width]`."""
+    return (DeepFM if kind == "deepfm" else Perceptron)(featurizer, hidden, dropout)

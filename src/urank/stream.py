@@ -1,0 +1,155 @@
+"""Batches of whole lists, streamed from a prepared log: the next row group is read while the current one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from urank.features import Featurizer, Inputs
+from urank.log.dataset import Dataset
+from urank.prefetch import prefetch
+
+__all__ = ["Batch", "Lists", "Stream"]
+
+CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """The lists of a row group as arrays.
+
+    Attributes:
+        inputs: what a model takes, a row for each item.
+        position: `[rows]`, 1-based, where each item was shown.
+        click: `[rows]`, 0 or 1.
+        value: `[rows]`, what a click is worth.
+        offsets: `[lists + 1]`.
+    """
+
+    inputs: Inputs
+    position: NDArray[np.int64]
+    click: NDArray[np.float32]
+    value: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.inputs.numeric.nbytes + self.inputs.categorical.nbytes + 24 * len(self.position)
+
+    def permuted(self, order: NDArray[np.int64]) -> Lists:
+        """The same lists in another order."""
+        lengths = np.diff(self.offsets)[order]
+        offsets = np.append(0, np.cumsum(lengths))
+        rows = np.repeat(self.offsets[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Lists(self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some whole lists as tensors; fields as in `Lists`."""
+
+    numeric: Tensor
+    categorical: Tensor
+    position: Tensor
+    click: Tensor
+    value: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        if device.type == "cpu":
+            return self
+        fields = (self.numeric, self.categorical, self.position, self.click, self.value, self.offsets)
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in fields))
+
+
+class Stream:
+    """The lists of one split, a row group at a time; small splits are kept in memory after the first pass."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        featurizer: Featurizer,
+        *,
+        batch_lists: int = 256,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.dataset = dataset
+        self.split = split
+        self.featurizer = featurizer
+        self.batch_lists = batch_lists
+        self.groups = dataset.groups(split)
+        self.rows = dataset.rows(split)
+        width = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical) + 24
+        self._keep = self.rows * width <= cache_bytes
+        self._kept: dict[int, Lists] = {}
+
+    def lists(self, group: int) -> Lists:
+        """One row group."""
+        if group in self._kept:
+            return self._kept[group]
+        has_value = self.dataset.has("value")
+        columns = [*self.featurizer.names, "position", "click", *(["value"] if has_value else [])]
+        block = self.dataset.read(self.groups[group], columns)
+        lists = Lists(
+            inputs=self.featurizer.encode(block.items),
+            position=block.column("position").astype(np.int64),
+            click=block.column("click").astype(np.float32),
+            value=block.column("value").copy() if has_value else np.ones(block.items.num_rows, dtype=np.float32),
+            offsets=block.offsets,
+        )
+        if self._keep:
+            self._kept[group] = lists
+        return lists
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """The order of the row groups in an epoch."""
+        return [int(group) for group in np.random.default_rng([seed, epoch]).permutation(len(self.groups))]
+
+    def batches(
+        self, groups: Sequence[int] | None = None, *, shuffle: tuple[int, int] | None = None
+    ) -> Iterator[Batch]:
+        """Batches of about `batch_lists` lists.
+
+        Args:
+            groups: numbers of row groups; all of them, in order, when left out.
+            shuffle: seed and epoch that decide the order of the lists within a row group; as written when left out.
+        """
+
+        def loaded() -> Iterator[Lists]:
+            for group in range(len(self.groups)) if groups is None else groups:
+                lists = self.lists(group)
+                if shuffle is not None:
+                    rng = np.random.default_rng([*shuffle, group])
+                    lists = lists.permuted(rng.permutation(len(lists.offsets) - 1))
+                yield lists
+
+        for lists in prefetch(loaded()):
+            yield from self._cut(lists)
+
+    def _cut(self, lists: Lists) -> Iterator[Batch]:
+        """Slices of a row group; they share its memory."""
+        numeric, categorical = torch.from_numpy(lists.inputs.numeric), torch.from_numpy(lists.inputs.categorical)
+        position, click = torch.from_numpy(lists.position), torch.from_numpy(lists.click)
+        value, offsets = torch.from_numpy(lists.value), torch.from_numpy(lists.offsets)
+        n_lists = len(lists.offsets) - 1
+        for first in range(0, n_lists, self.batch_lists):
+            last = min(first + self.batch_lists, n_lists)
+            rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
+            yield Batch(
+                numeric[rows],
+                categorical[rows],
+                position[rows],
+                click[rows],
+                value[rows],
+                offsets[first : last + 1] - offsets[first],
+            )

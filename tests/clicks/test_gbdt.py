@@ -1,0 +1,278 @@
+"""Trees: they learn, never rise with the position, and their text and graph say the same as LightGBM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+import urank
+from urank.clicks.gbdt import GbdtClicks, GbdtConfig, fit_gbdt, to_onnx
+from urank.clicks.tree_onnx import ZERO, trees_to_onnx
+from urank.errors import DataError
+from urank.features import Featurizer, Inputs
+from urank.log.dataset import Dataset
+from urank.simulate.letor import SimulationConfig, simulate
+
+CONFIG = GbdtConfig(trees=40, threads=1)
+CITIES = 70  # more than a machine word has bits
+
+
+def with_categories(log: pl.DataFrame) -> pl.DataFrame:
+    """A log with two categorical features that clicks depend on, and missing values in f1; f2 is never missing."""
+    rng = np.random.default_rng(0)
+    city, shelf = rng.integers(0, CITIES, len(log)), rng.integers(0, 3, len(log))
+    position = log["position"].to_numpy()
+    rate = 0.02 + 0.5 * (city % 3 == 0) / position + 0.2 * (shelf == 1) + 0.2 * log["click"].to_numpy()
+    return log.with_columns(
+        pl.Series("click", (rng.random(len(log)) < rate).astype(np.int8)),
+        pl.Series("city", city).cast(pl.String),
+        pl.Series("shelf", np.array(["low", "middle", "high"])[shelf]),
+        pl.when(pl.Series(rng.random(len(log)) < 0.2)).then(None).otherwise(pl.col("f1")).alias("f1"),
+    )
+
+
+def prepared(log: pl.DataFrame, folder: Path, **shares: float) -> Dataset:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urank.log.write.ROW_GROUP_BYTES", 2**18)  # several row groups
+        urank.prepare(urank.read(log), folder, **shares)
+    return Dataset(folder)
+
+
+def fitted_featurizer(dataset: Dataset) -> Featurizer:
+    items = (block.items for block in dataset.blocks("train", dataset.features))
+    return Featurizer.fit(items, dataset.numeric, dataset.categorical)
+
+
+@pytest.fixture(scope="module")
+def plain_log() -> pl.DataFrame:
+    return simulate(SimulationConfig(queries=300, features=8, positions=6, seed=1)).log
+
+
+@pytest.fixture(scope="module")
+def dataset(plain_log: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return prepared(with_categories(plain_log), tmp_path_factory.mktemp("gbdt") / "log")
+
+
+@pytest.fixture(scope="module")
+def featurizer(dataset: Dataset) -> Featurizer:
+    return fitted_featurizer(dataset)
+
+
+@pytest.fixture(scope="module")
+def model(dataset: Dataset, featurizer: Featurizer) -> GbdtClicks:
+    return fit_gbdt(dataset, featurizer, seed=7, config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def session(model: GbdtClicks) -> onnxruntime.InferenceSession:
+    return open_session(to_onnx(model))
+
+
+def open_session(graph: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    onnx.checker.check_model(graph, full_check=True)
+    return onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def run(session: onnxruntime.InferenceSession, inputs: Inputs) -> NDArray[np.float32]:
+    return session.run(None, {"numeric": inputs.numeric, "categorical": inputs.categorical})[0]
+
+
+def splits(model: GbdtClicks) -> list[dict[str, Any]]:
+    """All nodes of all trees that split."""
+    found, left = [], [tree["tree_structure"] for tree in model.booster.dump_model()["tree_info"]]
+    while left:
+        node = left.pop()
+        if "split_feature" in node:
+            found.append(node)
+            left += [node["left_child"], node["right_child"]]
+    return found
+
+
+def hard_inputs(model: GbdtClicks, rows: int, seed: int = 0) -> Inputs:
+    """Rows made of thresholds, their neighbours, 0, the least numbers, infinities and NaN; unseen categories."""
+    rng = np.random.default_rng(seed)
+    numeric = np.empty((rows, model.n_numeric), dtype=np.float32)
+    special = [0, -0.0, 1e-36, -1e-36, ZERO, -ZERO, 2 * ZERO, -2 * ZERO, np.inf, -np.inf, np.nan, 3e38, -3e38]
+    for column in range(model.n_numeric):
+        cuts = [node["threshold"] for node in splits(model) if node["split_feature"] == column] or [0.0]
+        near = np.array(cuts, dtype=np.float32)
+        pool = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+        drawn = rng.choice(np.concatenate([*pool, np.array(special, dtype=np.float32)]), rows)
+        numeric[:, column] = np.where(rng.random(rows) < 0.7, drawn, rng.normal(0, 100, rows))
+    return Inputs(numeric, rng.integers(0, CITIES + 10, (rows, model.n_categorical)))
+
+
+def at_logged(model: GbdtClicks, featurizer: Featurizer, dataset: Dataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    """P(click) of the valid rows where they were shown, and their clicks."""
+    blocks = list(dataset.blocks("valid", [*dataset.features, "position", "click"]))
+    tables = [model.log_ctr(featurizer.encode(block.items)) for block in blocks]
+    position = np.concatenate([block.column("position") for block in blocks])
+    p = np.exp(np.take_along_axis(np.concatenate(tables), position[:, None] - 1, axis=1)[:, 0])
+    return p, np.concatenate([block.column("click") for block in blocks])
+
+
+def log_loss(p: NDArray[Any], click: NDArray[Any]) -> float:
+    return float(-np.mean(click * np.log(p) + (1 - click) * np.log1p(-p)))
+
+
+def test_learns_clicks(model: GbdtClicks, featurizer: Featurizer, dataset: Dataset) -> None:
+    assert len(dataset.groups("train")) > 1
+    p, click = at_logged(model, featurizer, dataset)
+    assert log_loss(p, click) < 0.95 * log_loss(np.full(len(click), click.mean()), click)
+    kinds = {(node["decision_type"], node["missing_type"]) for node in splits(model)}
+    assert kinds == {("==", "None"), ("<=", "None"), ("<=", "NaN")}
+
+
+def test_learns_without_categories_and_without_valid(plain_log: pl.DataFrame, tmp_path: Path) -> None:
+    dataset = prepared(plain_log, tmp_path / "log", valid=0.0, test=0.0)
+    featurizer = fitted_featurizer(dataset)
+    model = fit_gbdt(dataset, featurizer, seed=0, config=CONFIG)
+    assert model.booster.num_trees() == CONFIG.trees
+    inputs = hard_inputs(model, 300)
+    np.testing.assert_allclose(run(open_session(to_onnx(model)), inputs), model.log_ctr(inputs), rtol=0, atol=1e-6)
+
+
+def test_stops_early(dataset: Dataset, featurizer: Featurizer) -> None:
+    config = GbdtConfig(trees=400, learning_rate=0.5, early_stopping=5, threads=1)
+    told: list[tuple[str, float, float | None]] = []
+    model = fit_gbdt(dataset, featurizer, seed=0, config=config, report=lambda *step: told.append(step))
+    assert model.booster.num_trees() < 400
+    assert told[-1] == ("growing trees", model.booster.num_trees() + 5, 400)
+    assert ("reading train", dataset.rows("train"), dataset.rows("train")) in told
+    assert ("reading valid", dataset.rows("valid"), dataset.rows("valid")) in told
+
+
+def test_same_seed_same_text(model: GbdtClicks, dataset: Dataset, featurizer: Featurizer) -> None:
+    assert fit_gbdt(dataset, featurizer, seed=7, config=CONFIG) == model
+    assert fit_gbdt(dataset, featurizer, seed=8, config=CONFIG).to_text() != model.to_text()
+
+
+def test_nothing_is_printed(dataset: Dataset, featurizer: Featurizer, capfd: pytest.CaptureFixture[str]) -> None:
+    to_onnx(fit_gbdt(dataset, featurizer, seed=0, config=GbdtConfig(trees=2, threads=1)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_streamed_rows_give_the_same_trees_as_a_matrix(dataset: Dataset, featurizer: Featurizer) -> None:
+    import lightgbm
+
+    from urank.clicks import gbdt
+
+    params = gbdt._params(CONFIG, 3, len(featurizer.numeric), len(featurizer.categorical))
+    blocks = list(dataset.blocks("train", [*dataset.features, "position", "click"]))
+    rows = [gbdt._matrix(featurizer.encode(block.items), block.column("position")) for block in blocks]
+    clicks = np.concatenate([block.column("click") for block in blocks])
+    categorical = list(range(len(featurizer.numeric), len(featurizer.names)))
+    whole = lightgbm.Dataset(np.concatenate(rows), clicks, categorical_feature=categorical, params=dict(params))
+    expected = lightgbm.train(params, whole, num_boost_round=5)
+    streamed = lightgbm.train(
+        params, gbdt._binned(dataset, "train", featurizer, params, lambda *_: None), num_boost_round=5
+    )
+    assert streamed.model_to_string() == expected.model_to_string()
+
+
+def test_text_round_trip(model: GbdtClicks, featurizer: Featurizer) -> None:
+    again = GbdtClicks.from_text(model.to_text(), model.positions, featurizer)
+    inputs = hard_inputs(model, 500)
+    assert again == model
+    assert np.array_equal(again.log_ctr(inputs), model.log_ctr(inputs))
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "tree\nversion=v4\n"])
+def test_refuses_text_that_is_no_model(text: str, featurizer: Featurizer) -> None:
+    with pytest.raises(DataError, match="LightGBM model"):
+        GbdtClicks.from_text(text, 6, featurizer)
+
+
+def test_refuses_a_model_of_other_features(model: GbdtClicks, featurizer: Featurizer) -> None:
+    with pytest.raises(DataError, match=r"8 numeric features, 0 categorical features .* takes 11 columns"):
+        GbdtClicks.from_text(model.to_text(), 6, Featurizer(featurizer.numeric, ()))
+
+
+def test_refuses_an_empty_train_split(plain_log: pl.DataFrame, tmp_path: Path) -> None:
+    dataset = prepared(plain_log.head(30), tmp_path / "log", valid=1.0, test=0.0)
+    with pytest.raises(DataError, match=r"train split .* must have impressions"):
+        fit_gbdt(dataset, Featurizer((), ()), seed=0, config=CONFIG)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_never_rises_with_the_position(seed: int, dataset: Dataset, featurizer: Featurizer) -> None:
+    config = CONFIG.model_copy(update={"min_data_in_leaf": 5, "learning_rate": 0.5})  # as wild as can be
+    model = fit_gbdt(dataset, featurizer, seed=seed, config=config)
+    table = model.log_ctr(hard_inputs(model, 2000))
+    assert np.all(np.diff(table, axis=1) <= 0)
+    assert np.any(np.diff(table, axis=1) < 0)
+
+
+def test_table_is_the_log_of_lightgbms_own_probability(
+    model: GbdtClicks, featurizer: Featurizer, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = featurizer.encode(dataset.read(dataset.groups("train")[0], dataset.features).items)[:100]
+    columns = np.concatenate([inputs.numeric, inputs.categorical], axis=1)
+    expected = [
+        np.log(model.booster.predict(np.insert(columns, columns.shape[1], k, axis=1)))
+        for k in range(1, model.positions + 1)
+    ]
+    np.testing.assert_allclose(model.log_ctr(inputs), np.stack(expected, axis=1), rtol=1e-6)
+    monkeypatch.setattr("urank.clicks.gbdt.CHUNK_BYTES", 1)  # a row at a time
+    np.testing.assert_allclose(model.log_ctr(inputs), np.stack(expected, axis=1), rtol=1e-6)
+    assert model.log_ctr(inputs[:0]).shape == (0, model.positions)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3000])
+def test_onnx_takes_every_branch_as_lightgbm_does(
+    rows: int, model: GbdtClicks, session: onnxruntime.InferenceSession
+) -> None:
+    inputs = hard_inputs(model, rows)
+    table = run(session, inputs)
+    assert table.shape == (rows, model.positions)
+    assert table.dtype == np.float32
+    np.testing.assert_allclose(table, model.log_ctr(inputs), rtol=0, atol=1e-6)
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_onnx_agrees_on_any_numbers(
+    data: st.DataObject, model: GbdtClicks, session: onnxruntime.InferenceSession
+) -> None:
+    rows = data.draw(st.integers(1, 5))
+    floats = hnp.arrays(np.float32, (rows, model.n_numeric), elements=st.floats(width=32))
+    numbers = hnp.arrays(np.int64, (rows, model.n_categorical), elements=st.integers(0, 10**6))
+    inputs = Inputs(data.draw(floats), data.draw(numbers))
+    np.testing.assert_allclose(run(session, inputs), model.log_ctr(inputs), rtol=0, atol=1e-6)
+    assert np.all(np.diff(model.log_ctr(inputs), axis=1) <= 0)
+
+
+def test_onnx_of_a_tree_that_is_one_leaf(dataset: Dataset, featurizer: Featurizer) -> None:
+    config = GbdtConfig(trees=3, min_data_in_leaf=10**6, threads=1)
+    model = fit_gbdt(dataset, featurizer, seed=0, config=config)
+    assert splits(model) == []
+    inputs = hard_inputs(model, 4)
+    np.testing.assert_allclose(run(open_session(to_onnx(model)), inputs), model.log_ctr(inputs), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("members", [[0], [3], [30], [31], [0, 1], [63, 64], [5, 200_000], list(range(40))])
+def test_onnx_of_a_set_of_categories(members: list[int]) -> None:
+    leaves = {"left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": -1.0}}
+    split = {"split_feature": 1, "decision_type": "==", "threshold": "||".join(map(str, members)), **leaves}
+    graph = trees_to_onnx({"tree_info": [{"tree_structure": split}]}, 1, 1, 1)
+    numbers = np.array(sorted({0, 1, 2, 29, 30, 31, 32, 62, 63, 64, 65, 200_000, *members}))
+    table = run(open_session(graph), Inputs(np.zeros((len(numbers), 1), np.float32), numbers[:, None]))
+    raw = np.where(np.isin(numbers, members), 1.0, -1.0)
+    np.testing.assert_allclose(table[:, 0], -np.log1p(np.exp(-raw)), rtol=1e-6)
+
+
+def test_onnx_refuses_zero_as_missing() -> None:
+    leaves = {"left_child": {"leaf_value": 1.0}, "right_child": {"leaf_value": -1.0}}
+    split = {"split_feature": 0, "decision_type": "<=", "threshold": 1.0, "missing_type": "Zero", "default_left": True}
+    with pytest.raises(DataError, match="zero_as_missing"):
+        trees_to_onnx({"tree_info": [{"tree_structure": split | leaves}]}, 1, 1, 0)

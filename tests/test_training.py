@@ -1,0 +1,166 @@
+"""The loop: the same seed gives the same bits, also after kill -9; it stops, keeps its best, streams whole lists."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import urank
+from urank.clicks.heads import build_network, click_loss
+from urank.errors import DataError
+from urank.features import Featurizer
+from urank.log import write
+from urank.log.dataset import Dataset
+from urank.simulate.config import SimulationConfig
+from urank.simulate.letor import simulate
+from urank.stream import Batch, Stream
+from urank.training import History, TrainingConfig, choose_device, mean_loss, seeded, train
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A prepared log of several row groups."""
+    folder = tmp_path_factory.mktemp("training")
+    log = simulate(SimulationConfig(queries=200, sessions=4, features=4, seed=1)).log
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "ROW_GROUP_BYTES", 20_000)
+        urank.prepare(urank.read(log.drop("relevance", "propensity")), folder / "prepared", valid=0.2, test=0.1)
+    return Dataset(folder / "prepared")
+
+
+@pytest.fixture(scope="module")
+def featurizer(dataset: Dataset) -> Featurizer:
+    blocks = (block.items for block in dataset.blocks("train", dataset.features))
+    return Featurizer.fit(blocks, dataset.numeric, dataset.categorical)
+
+
+def loss(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)  # type: ignore[operator]
+
+
+def run(
+    dataset: Dataset, featurizer: Featurizer, checkpoint: Path | None = None, **settings: object
+) -> tuple[torch.nn.Module, History]:
+    config = TrainingConfig(**{"epochs": 6, "batch_lists": 32, "patience": 1, "reductions": 1, **settings})  # type: ignore[arg-type]
+    with seeded(3):
+        network = build_network("monotone", featurizer, dataset.positions)
+    stream = Stream(dataset, "train", featurizer, batch_lists=config.batch_lists)
+    valid = Stream(dataset, "valid", featurizer)
+    history = train(
+        network, loss, stream, lambda net: mean_loss(net, loss, valid), config, seed=3, checkpoint=checkpoint
+    )
+    return network, history
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_same_seed_same_bits_and_it_learns(dataset: Dataset, featurizer: Featurizer) -> None:
+    before = torch.random.get_rng_state()
+    first, history = run(dataset, featurizer)
+    second, _ = run(dataset, featurizer)
+    assert same(first, second)
+    assert torch.equal(torch.random.get_rng_state(), before)  # nothing seeds globally
+    assert history.best < history.rounds[0]["valid"] or history.best_round == 0
+    valid = Stream(dataset, "valid", featurizer)
+    assert mean_loss(first, loss, valid) == pytest.approx(history.best, rel=1e-5)  # the best weights are kept
+    assert min(r["valid"] for r in history.rounds) == history.best
+
+
+def test_stops_early_with_smaller_steps(dataset: Dataset, featurizer: Featurizer) -> None:
+    _, history = run(dataset, featurizer, epochs=50, learning_rate=0.05)
+    steps = [r["step"] for r in history.rounds]
+    assert len(history.rounds) < 50
+    assert steps[0] == pytest.approx(0.05)
+    assert min(steps) == pytest.approx(0.05 * 0.3)
+
+
+def test_rounds_within_an_epoch_cover_it_once(dataset: Dataset, featurizer: Featurizer) -> None:
+    _, history = run(dataset, featurizer, epochs=1, round_rows=dataset.rows("train") // 3)
+    assert len(history.rounds) > 2
+    assert sum(r["rows"] for r in history.rounds) == dataset.rows("train")
+
+
+def test_resumes_to_the_same_bits_from_any_round(dataset: Dataset, featurizer: Featurizer, tmp_path: Path) -> None:
+    whole, _ = run(dataset, featurizer, epochs=4, patience=9)
+    for stop in (1, 3):
+        path = tmp_path / f"{stop}.safetensors"
+        run(dataset, featurizer, path, epochs=stop, patience=9)
+        resumed, history = run(dataset, featurizer, path, epochs=4, patience=9)
+        assert same(whole, resumed)
+        assert [r["round"] for r in history.rounds] == [0, 1, 2, 3]
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(dataset: Dataset, featurizer: Featurizer, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(DataError, match=r"bad\.safetensors is not a checkpoint of this training"):
+        run(dataset, featurizer, path)
+
+
+def test_kill_9_and_start_again(dataset: Dataset, tmp_path: Path) -> None:
+    """The command is killed in the middle of training; given again, it ends with the bytes of an undisturbed run."""
+    base = [sys.executable, "-m", "urank", "train", str(dataset.folder), "--click-model", "monotone", "--no-onnx"]
+    base += ["--epochs", "12", "--quiet", "--calibration", "none"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*base, "-o", str(tmp_path / "whole")], check=True, env=environment, timeout=300)
+    process = subprocess.Popen([*base, "-o", str(tmp_path / "model")], env=environment)
+    checkpoint = tmp_path / ".model.training" / "checkpoints" / "monotone-0.safetensors"
+    deadline = time.time() + 120
+    while not checkpoint.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "model").exists()
+    subprocess.run([*base, "-o", str(tmp_path / "model")], check=True, env=environment, timeout=300)
+    whole, model = (load_file(tmp_path / name / "member-0.safetensors") for name in ("whole", "model"))
+    assert all(torch.equal(whole[name], model[name]) for name in whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "whole"]
+
+
+@pytest.mark.parametrize("cache", [0, 2**30])
+def test_stream_gives_whole_lists_once(dataset: Dataset, featurizer: Featurizer, cache: int) -> None:
+    stream = Stream(dataset, "train", featurizer, batch_lists=7, cache_bytes=cache)
+    assert len(stream.groups) > 3
+    raw = pl.concat(pl.read_parquet(p) for p in sorted((dataset.folder / "train").glob("*.parquet")))
+    expected = sorted(map(tuple, raw["click"].to_list()))
+    for epoch in range(2):
+        lists, rows = [], 0
+        order = stream.order(1, epoch)
+        for batch in stream.batches(order, shuffle=(1, epoch)):
+            assert batch.position[batch.offsets[:-1]].eq(1).all()
+            bounds = batch.offsets.tolist()
+            lists += [tuple(batch.click[a:b].int().tolist()) for a, b in pairwise(bounds)]
+            rows += len(batch)
+        assert rows == dataset.rows("train")
+        assert sorted(lists) == expected
+    first, second = (next(stream.batches(stream.order(1, e), shuffle=(1, e))).numeric for e in (0, 1))
+    assert first.shape != second.shape or not torch.equal(first, second)
+
+
+def test_stream_agrees_with_a_plain_read(dataset: Dataset, featurizer: Featurizer) -> None:
+    stream = Stream(dataset, "valid", featurizer, batch_lists=10**6)
+    got = torch.cat([batch.numeric for batch in stream.batches()]).numpy()
+    raw = pl.concat(pl.read_parquet(p) for p in sorted((dataset.folder / "valid").glob("*.parquet")))
+    expected = raw.select(dataset.numeric).explode(dataset.numeric).to_numpy()
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_device() -> None:
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type in ("cpu", "cuda")
