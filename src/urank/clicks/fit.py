@@ -92,14 +92,19 @@ def fit_clicks(
 
 
 def predictions(
-    model: ClickModel, dataset: Dataset, split: str
+    model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-    """log P(click) at the logged position, the position, and the click, of every row of a split, in its order."""
+    """log P(click) at the logged position, the position, and the click, of every row of a split, in its order.
+
+    With `most_rows` it stops after the row group in which that many are reached.
+    """
     stream = Stream(dataset, split, model.featurizer, cache_bytes=0)
     parts = []
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
         parts.append((model.log_ctr_at(lists.inputs, lists.position), lists.position, lists.click))
+        if most_rows is not None and sum(len(part[1]) for part in parts) >= most_rows:
+            break
     if not parts:
         return np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)
     log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))

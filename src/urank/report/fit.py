@@ -16,6 +16,9 @@ from urank.report.clicks import FitReport
 
 __all__ = ["fit_report"]
 
+TRAIN_ROWS = 500_000
+"""Of train, which may be of any size, at least so many rows are looked at; of valid and test all."""
+
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 
 
@@ -36,10 +39,11 @@ def fit_report(fit: Fit, dataset: Dataset, config: ClickConfig, *, truth: str | 
     judged: dict[str, dict[str, Quality]] = {}
     reliable = {}
     for split in splits:
-        contenders: dict[str, Predictions] = {name: predictions(fit.model, dataset, split)}
+        most = TRAIN_ROWS if split == "train" else None
+        contenders: dict[str, Predictions] = {name: predictions(fit.model, dataset, split, most_rows=most)}
         _, position, click = contenders[name]
         if name != "pbm":
-            contenders["pbm"] = predictions(fit.reference, dataset, split)
+            contenders["pbm"] = predictions(fit.reference, dataset, split, most_rows=most)
         contenders["constant"] = (np.full(len(click), np.log(rate), dtype=np.float32), position, click)
         if known is not None and split == "test":
             contenders["oracle"] = oracle_predictions(known, dataset, split)
