@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pages import Page
 from urank.evaluate.quality import Quality, quality, reliability
 from urank.report.click_figures import loss_curves, rates_by_position, reliability_plot
 from urank.report.click_terminal import print_fit
@@ -53,19 +53,6 @@ def shown(report: FitReport, width: int = 80) -> str:
     out = StringIO()
     print_fit(report, Console(file=out, width=width))
     return out.getvalue()
-
-
-class Page(HTMLParser):
-    """Collects the tags and whatever a browser would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.fetched += [v or "" for k, v in attrs if k in ("src", "href") and not (v or "").startswith("#")]
 
 
 def test_terminal_shows_every_figure_whole_at_80_columns(report: FitReport) -> None:

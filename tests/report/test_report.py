@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import urank
+from pages import Page
 from urank.log.inspect import Inspection
 from urank.report.figures import click_curves, svg
 from urank.report.inspection import write_inspection
@@ -38,19 +38,6 @@ def inspection() -> Inspection:
         }
     )
     return urank.inspect(urank.read(log))
-
-
-class Page(HTMLParser):
-    """Collects the tags and whatever a browser would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.fetched += [v or "" for k, v in attrs if k in ("src", "href") and not (v or "").startswith("#")]
 
 
 def test_page_is_self_contained_and_escaped(inspection: Inspection, tmp_path: Path) -> None:
