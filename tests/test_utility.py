@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from urank.log.lists import pad, where_items
-from urank.utility import check_cutoff, check_order, has_place, utility, utility_of_items
+from urank.utility import (
+    check_cutoff,
+    check_order,
+    delta_utility,
+    earned,
+    has_place,
+    inverse_logged,
+    item_gains,
+    utility,
+    utility_of_items,
+)
 
 TABLE = np.array(
     [
@@ -216,3 +226,89 @@ def test_refuses_values_it_cannot_use() -> None:
         utility(TABLE, positions, value=VALUE[:, :2])
     with pytest.raises(ValueError, match=r"value must be finite; got nan"):
         utility(TABLE, positions, value=np.where(VALUE == 13, np.nan, VALUE))
+
+
+def test_delta_utility_is_what_a_swap_gains() -> None:
+    """Eq. 8, by hand, with a swap across the cut: the third item has no place."""
+    positions = np.array([[1, 2, 4]])
+    table = TABLE[:1]
+    delta = delta_utility(table, positions)[0]
+    assert delta[0, 1] == pytest.approx(0.4 + 0.9 - 0.5 - 0.2)
+    assert delta[0, 2] == pytest.approx(0.6 + 0.0 - 0.5 - 0.0)
+    assert delta[1, 2] == pytest.approx(0.5 + 0.0 - 0.2 - 0.0)
+    np.testing.assert_array_equal(delta, delta.T)
+
+
+@given(batches())
+def test_delta_utility_is_the_difference_of_two_utilities(batch: Batch) -> None:
+    where = batch.where
+    gains = item_gains(np.where(where[..., None], batch.table, 0), value=np.where(where, batch.value, 0), where=where)
+    delta = delta_utility(gains, batch.positions)
+    before = utility(batch.table, batch.positions, value=batch.value, where=where)
+    for b, i in np.argwhere(where):
+        for j in np.flatnonzero(where[b]):
+            swapped = batch.positions.copy()
+            swapped[b, [i, j]] = swapped[b, [j, i]]
+            after = utility(batch.table, swapped, value=batch.value, where=where)
+            assert delta[b, i, j] == pytest.approx(after[b] - before[b], abs=1e-9)
+
+
+@given(batches(), st.integers(0, 2**32))
+def test_delta_utility_of_some_items_is_a_part_of_that_of_all(batch: Batch, seed: int) -> None:
+    n = batch.where.shape[1]
+    gains = np.where(batch.where[..., None], batch.table, 0)
+    columns = np.random.default_rng(seed).integers(0, max(n, 1), (len(batch.where), 2 if n else 0))
+    whole = delta_utility(gains, batch.positions)
+    part = delta_utility(gains, batch.positions, columns=columns)
+    np.testing.assert_array_equal(part, np.take_along_axis(whole, columns[:, None, :], axis=2))
+
+
+@given(batches())
+def test_what_a_list_earns_is_its_utility(batch: Batch) -> None:
+    gains = item_gains(batch.table, value=batch.value, where=batch.where)
+    expected = utility(batch.table, batch.positions, value=batch.value, where=batch.where)
+    np.testing.assert_allclose(earned(gains, batch.positions), expected, atol=1e-9)
+
+
+def test_gains_blend_the_model_with_the_clicks() -> None:
+    table, click, logged = TABLE[:1], np.array([[0, 1, 1]]), np.array([[1, 3, 2]])
+    blended = item_gains(table, value=VALUE[:1], click=click, logged=logged, blend=0.25)[0]
+    assert blended[0].tolist() == pytest.approx([0.5 * 2 * 0.75, 0.4 * 2 * 0.75, 0.3 * 2 * 0.75])
+    assert blended[1, 0] == pytest.approx(0.9 * 3 * (0.75 + 0.25 / 0.1))
+    assert blended[2, 2] == pytest.approx(0.4 * 5 * (0.75 + 0.25 / 0.5))
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_gains_are_unbiased_whatever_the_blend(seed: int, blend: float) -> None:
+    """The mean over all clicks, each with its probability, is table · value: Eq. 3, exactly."""
+    rng = np.random.default_rng(seed)
+    table, value = 0.02 + 0.97 * rng.random((1, 3, 4)), rng.random((1, 3))
+    logged = rng.permutation(4)[None, :3] + 1
+    shown = np.take_along_axis(table, logged[..., None] - 1, axis=2)[0, :, 0]
+    expected = np.zeros_like(table)
+    for number in range(8):
+        click = (number >> np.arange(3) & 1)[None]
+        chance = np.prod(np.where(click[0] == 1, shown, 1 - shown))
+        expected += chance * item_gains(table, value=value, click=click, logged=logged, blend=blend)
+    np.testing.assert_allclose(expected, table * value[..., None], rtol=1e-9)
+
+
+def test_floored_probabilities_are_told() -> None:
+    weight, floored = inverse_logged(TABLE[:1], np.array([[1, 3, 2]]), floor=0.2)
+    assert weight[0].tolist() == pytest.approx([1 / 0.5, 1 / 0.2, 1 / 0.5])
+    assert floored.tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: inverse_logged(TABLE, np.full((2, 3), 4)), "logged positions must be from 1 to 3; got 4"),
+        (lambda: inverse_logged(TABLE, np.full((2, 3), 1), floor=0), "above 0 at the logged positions"),
+        (lambda: inverse_logged(TABLE, np.full((2, 3), 1), floor=2), "floor must be from 0 to 1; got 2"),
+        (lambda: item_gains(TABLE, blend=1.5), "blend must be from 0 to 1; got 1.5"),
+        (lambda: item_gains(TABLE, blend=1.0), "click and logged must be given"),
+    ],
+)
+def test_what_cannot_be_weighed_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

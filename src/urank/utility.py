@@ -13,7 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["check_cutoff", "check_order", "has_place", "utility", "utility_of_items"]
+__all__ = [
+    "FLOOR",
+    "check_cutoff",
+    "check_order",
+    "delta_utility",
+    "earned",
+    "has_place",
+    "inverse_logged",
+    "item_gains",
+    "utility",
+    "utility_of_items",
+]
+
+FLOOR = 0.01
+"""The least that a logged click probability counts as when a click is divided by it, unless told otherwise."""
 
 
 def utility(
@@ -68,7 +82,7 @@ def utility_of_items(
     """
     mask = check_order(positions, where)
     placed = has_place(table, positions, where=mask, cutoff=cutoff)
-    clicks = np.where(placed, _click_probability(table, positions[..., None])[..., 0], 0.0)
+    clicks = np.where(placed, _look_up(table, positions[..., None])[..., 0], 0.0)
     outside = ~((clicks >= 0) & (clicks <= 1))
     if outside.any():
         raise ValueError(f"table must hold probabilities from 0 to 1; got {clicks[outside][0]}")
@@ -76,6 +90,118 @@ def utility_of_items(
         return clicks
     # Zero before the product: what stands in the padding of `value` means nothing and may be infinite.
     return clicks * np.where(placed, _check_value(value, mask), 0.0)
+
+
+def inverse_logged(
+    table: NDArray[Any], logged: NDArray[Any], *, where: NDArray[np.bool_] | None = None, floor: float = FLOOR
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """1 / P(c_{i, k_i^h} = 1), by which Eq. 3 multiplies a click, and where the floor took its place, both `[B, n]`.
+
+    Args:
+        table: `[B, n, K]`.
+        logged: `[B, n]`, the position k_i^h at which each item was shown, from 1 to K.
+        where: `[B, n]`, true where there is an item; 0 is returned elsewhere.
+        floor: the least that the probability counts as. Without it one click on an item that the model thought
+            would never be clicked outweighs a whole log; with it such clicks count less than they should.
+
+    >>> weight, floored = inverse_logged(np.array([[[0.5, 0.25], [0.1, 0.004]]]), np.array([[1, 2]]), floor=0.01)
+    >>> weight.tolist(), floored.tolist()
+    ([[2.0, 100.0]], [[False, True]])
+    """
+    mask = np.ones(logged.shape, dtype=np.bool_) if where is None else where
+    if not 0 <= floor <= 1:
+        raise ValueError(f"floor must be from 0 to 1; got {floor}")
+    if (outside := mask & ((logged < 1) | (logged > table.shape[2]))).any():
+        raise ValueError(f"logged positions must be from 1 to {table.shape[2]}; got {logged[outside][0]}")
+    probability = np.where(mask, _look_up(table, logged[..., None])[..., 0], 1.0)
+    floored = mask & (probability < floor)
+    if (mask & (probability <= 0) & (floor == 0)).any():
+        raise ValueError("table must be above 0 at the logged positions when there is no floor; got 0.0")
+    return np.where(mask, 1 / np.maximum(probability, floor), 0.0), floored
+
+
+def item_gains(
+    table: NDArray[Any],
+    *,
+    value: NDArray[Any] | None = None,
+    click: NDArray[Any] | None = None,
+    logged: NDArray[Any] | None = None,
+    where: NDArray[np.bool_] | None = None,
+    blend: float = 0.0,
+    floor: float = FLOOR,
+) -> NDArray[np.float64]:
+    """u(i, k), what each item would earn at each position, `[B, n, K]`: what U-rank's loss is made of.
+
+        u(i, k) = table[i, k] · b_i · ((1 − λ) + λ · c_i / table[i, k_i^h])
+
+    With λ = 1 it is the paper's, the terms of Eq. 3: unbiased, but zero for every item that was not clicked. With λ = 0
+    it is what the click model expects: far less noisy, and as biased as the model. Between them, a blend of both.
+
+    Args:
+        table: `[B, n, K]`, the click probability of each item at each position.
+        value: `[B, n]`, the value b_i; 1 when not given.
+        click: `[B, n]`, the logged clicks c_i; needed when λ > 0.
+        logged: `[B, n]`, the logged positions k_i^h; needed when λ > 0.
+        where: `[B, n]`, true where there is an item; all true when not given.
+        blend: λ, from 0 to 1.
+        floor: the least that the logged probability counts as.
+
+    >>> table = np.array([[[0.5, 0.4], [0.4, 0.2]]])
+    >>> item_gains(table, click=np.array([[0, 1]]), logged=np.array([[1, 2]]), blend=1.0).tolist()
+    [[[0.0, 0.0], [2.0, 1.0]]]
+    """
+    if not 0 <= blend <= 1:
+        raise ValueError(f"blend must be from 0 to 1; got {blend}")
+    mask = np.ones(table.shape[:2], dtype=np.bool_) if where is None else where
+    each = np.where(mask, 1.0 if value is None else value, 0.0)
+    if blend > 0:
+        if click is None or logged is None:
+            raise ValueError("click and logged must be given when blend is above 0; got None")
+        weight, _ = inverse_logged(table, logged, where=mask, floor=floor)
+        each = each * ((1 - blend) + blend * np.where(mask, click, 0) * weight)
+    return np.where(mask[..., None], table, 0.0) * each[..., None]
+
+
+def earned(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
+    """What the lists earn in this order, `[B]`: the sum of u(i, k_i); padding has no gains and so counts nothing.
+
+    >>> earned(np.array([[[0.50, 0.48], [0.45, 0.30]]]), np.array([[2, 1]])).round(2).tolist()
+    [0.93]
+    """
+    return np.asarray(_look_up(gains, positions[..., None])[..., 0].sum(axis=-1))
+
+
+def delta_utility(
+    gains: NDArray[Any], positions: NDArray[Any], *, columns: NDArray[Any] | None = None
+) -> NDArray[np.float64]:
+    """What a list would gain if two of its items swapped places (Eq. 8), for all pairs at once.
+
+        ΔUtil(i, j) = u(i, k_j) + u(j, k_i) − u(i, k_i) − u(j, k_j)
+
+    A swap across the cut counts: without a place an item earns 0.
+
+    Args:
+        gains: `[B, n, K]`, u(i, k).
+        positions: `[B, n]`, the 1-based position of each item.
+        columns: `[B, m]`, the items j that matter; all n when not given. Two items without a place gain nothing from a
+            swap, so those with a place are enough, and a list of n items costs n · K, not n².
+
+    Returns:
+        `[B, n, m]`, in float64.
+
+    >>> table = np.array([[[0.50, 0.48], [0.45, 0.30], [0.60, 0.10]]])
+    >>> delta_utility(table, np.array([[1, 2, 3]]))[0].round(2).tolist()
+    [[0.0, 0.13, 0.1], [0.13, 0.0, -0.2], [0.1, -0.2, 0.0]]
+    """
+    own = _look_up(gains, positions[..., None])[..., 0]
+    if columns is None:
+        others, at, own_others = gains, positions, own
+    else:
+        others = np.take_along_axis(gains, columns[..., None], axis=1)
+        at, own_others = (np.take_along_axis(each, columns, axis=1) for each in (positions, own))
+    forward = _look_up(gains, at[:, None, :])
+    backward = _look_up(others, positions[:, None, :])
+    return forward + backward.transpose(0, 2, 1) - own[:, :, None] - own_others[:, None, :]
 
 
 def has_place(
@@ -152,8 +278,8 @@ def _check_value(value: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     return value
 
 
-def _click_probability(table: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
-    """table[b, i, k - 1] for the positions `[B, n or 1, m]` to look up, `[B, n, m]`; 0 where there is no such place."""
-    exists = (positions >= 1) & (positions <= table.shape[2])
-    found = np.take_along_axis(table, np.where(exists, positions, 1) - 1, axis=2)
+def _look_up(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
+    """gains[b, i, k - 1] for the positions `[B, n or 1, m]` to look up, `[B, n, m]`; 0 where there is no such place."""
+    exists = (positions >= 1) & (positions <= gains.shape[2])
+    found = np.take_along_axis(gains, np.where(exists, positions, 1) - 1, axis=2)
     return np.where(exists, found, 0).astype(np.float64)
