@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class Lists:
         click: `[rows]`, 0 or 1.
         value: `[rows]`, what a click is worth.
         offsets: `[lists + 1]`.
+        table: `[rows, K]`, P(click | item, k) by the click model that a ranker learns from; none for a click model.
     """
 
     inputs: Inputs
@@ -36,17 +37,15 @@ class Lists:
     click: NDArray[np.float32]
     value: NDArray[np.float32]
     offsets: NDArray[np.int64]
-
-    @property
-    def nbytes(self) -> int:
-        return self.inputs.numeric.nbytes + self.inputs.categorical.nbytes + 24 * len(self.position)
+    table: NDArray[np.float32] | None = None
 
     def permuted(self, order: NDArray[np.int64]) -> Lists:
         """The same lists in another order."""
         lengths = np.diff(self.offsets)[order]
         offsets = np.append(0, np.cumsum(lengths))
         rows = np.repeat(self.offsets[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Lists(self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets)
+        table = self.table[rows] if self.table is not None else None
+        return Lists(self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets, table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +58,7 @@ class Batch:
     click: Tensor
     value: Tensor
     offsets: Tensor
+    table: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.position)
@@ -67,8 +67,8 @@ class Batch:
         """The same on another device."""
         if device.type == "cpu":
             return self
-        fields = (self.numeric, self.categorical, self.position, self.click, self.value, self.offsets)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in fields))
+        fields = (self.numeric, self.categorical, self.position, self.click, self.value, self.offsets, self.table)
+        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in fields))  # type: ignore[arg-type]
 
 
 class Stream:
@@ -82,6 +82,7 @@ class Stream:
         *,
         batch_lists: int = 256,
         cache_bytes: int = CACHE_BYTES,
+        table: Callable[[Inputs], NDArray[np.float32]] | None = None,
     ) -> None:
         self.dataset = dataset
         self.split = split
@@ -90,6 +91,8 @@ class Stream:
         self.groups = dataset.groups(split)
         self.rows = dataset.rows(split)
         width = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical) + 24
+        width += 4 * dataset.positions if table is not None else 0
+        self._table = table
         self._keep = self.rows * width <= cache_bytes
         self._kept: dict[int, Lists] = {}
 
@@ -100,12 +103,14 @@ class Stream:
         has_value = self.dataset.has("value")
         columns = [*self.featurizer.names, "position", "click", *(["value"] if has_value else [])]
         block = self.dataset.read(self.groups[group], columns)
+        inputs = self.featurizer.encode(block.items)
         lists = Lists(
-            inputs=self.featurizer.encode(block.items),
+            inputs=inputs,
             position=block.column("position").astype(np.int64),
             click=block.column("click").astype(np.float32),
             value=block.column("value").copy() if has_value else np.ones(block.items.num_rows, dtype=np.float32),
             offsets=block.offsets,
+            table=self._table(inputs) if self._table is not None else None,
         )
         if self._keep:
             self._kept[group] = lists
@@ -141,6 +146,7 @@ class Stream:
         numeric, categorical = torch.from_numpy(lists.inputs.numeric), torch.from_numpy(lists.inputs.categorical)
         position, click = torch.from_numpy(lists.position), torch.from_numpy(lists.click)
         value, offsets = torch.from_numpy(lists.value), torch.from_numpy(lists.offsets)
+        table = torch.from_numpy(lists.table) if lists.table is not None else None
         n_lists = len(lists.offsets) - 1
         for first in range(0, n_lists, self.batch_lists):
             last = min(first + self.batch_lists, n_lists)
@@ -152,4 +158,5 @@ class Stream:
                 click[rows],
                 value[rows],
                 offsets[first : last + 1] - offsets[first],
+                table[rows] if table is not None else None,
             )

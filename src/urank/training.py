@@ -196,12 +196,12 @@ def _run_round(
 def _next_groups(stream: Stream, config: TrainingConfig, seed: int, place: _Progress) -> list[int]:
     """The row groups of the next round: to the end of the epoch, or until there are enough rows."""
     left = stream.order(seed, place.epoch)[place.done_groups :]
-    lists = sum(group[2] for group in stream.groups)
+    lists = sum(group.lists for group in stream.groups)
     chosen: list[int] = []
     rows = 0.0
     for group in left:
         chosen.append(group)
-        rows += stream.groups[group][2] * stream.rows / lists
+        rows += stream.groups[group].lists * stream.rows / lists
         if rows >= config.round_rows:
             break
     return chosen

@@ -22,6 +22,7 @@ from urank.errors import DataError
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset
 from urank.simulate.letor import SimulationConfig, simulate
+from urank.trees import binned, matrix
 
 CONFIG = GbdtConfig(trees=40, threads=1)
 CITIES = 70  # more than a machine word has bits
@@ -165,18 +166,17 @@ def test_nothing_is_printed(dataset: Dataset, featurizer: Featurizer, capfd: pyt
 def test_streamed_rows_give_the_same_trees_as_a_matrix(dataset: Dataset, featurizer: Featurizer) -> None:
     import lightgbm
 
-    from urank.clicks import gbdt
+    from urank.clicks.gbdt import _params
 
-    params = gbdt._params(CONFIG, 3, len(featurizer.numeric), len(featurizer.categorical))
+    params = _params(CONFIG, 3, len(featurizer.names))
     blocks = list(dataset.blocks("train", [*dataset.features, "position", "click"]))
-    rows = [gbdt._matrix(featurizer.encode(block.items), block.column("position")) for block in blocks]
+    rows = [matrix(featurizer.encode(block.items), block.column("position")) for block in blocks]
     clicks = np.concatenate([block.column("click") for block in blocks])
     categorical = list(range(len(featurizer.numeric), len(featurizer.names)))
     whole = lightgbm.Dataset(np.concatenate(rows), clicks, categorical_feature=categorical, params=dict(params))
     expected = lightgbm.train(params, whole, num_boost_round=5)
-    streamed = lightgbm.train(
-        params, gbdt._binned(dataset, "train", featurizer, params, lambda *_: None), num_boost_round=5
-    )
+    read = binned(dataset, "train", featurizer, params, lambda *_: None, extra="position")
+    streamed = lightgbm.train(params, read, num_boost_round=5)
     assert streamed.model_to_string() == expected.model_to_string()
 
 

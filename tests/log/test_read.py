@@ -140,10 +140,10 @@ def test_empty_logs_and_missing_files(tmp_path: Path) -> None:
 
 def test_files_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "letor.txt").write_text("2 qid:1 1:0.5 2:0.25\n")
-    with pytest.raises(DataError, match="LETOR file: it has relevance labels but no clicks; simulate"):
+    with pytest.raises(DataError, match="LETOR file, which has labels but no clicks and serves only to simulate"):
         urank.read(tmp_path / "letor.txt")
     (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(DataError, match=r"notes\.txt is not a log that can be read"):
+    with pytest.raises(DataError, match=r"notes\.txt is not a file that can be read; the name must end in \.parquet"):
         urank.read(tmp_path / "notes.txt")
     with pytest.raises(DataError, match=r"must be a path or a table .* got builtins\.list"):
         urank.read([1, 2])
@@ -184,6 +184,29 @@ def test_missing_numbers_in_a_csv(tmp_path: Path, token: str) -> None:
     assert log.schema.named("numeric") == ["x"]
     assert log.frame()["x"].fill_nan(None).to_list() == [None, 5, -1000]
     assert log.frame()["country"].to_list() == ["NA", "DE", "DE"]
+
+
+@pytest.mark.parametrize("tokens", [("NA", "NA"), ("NULL", " NA "), ("nan", ""), ("", ""), (" ", " ")])
+def test_a_csv_column_of_nothing_but_missing_numbers(tmp_path: Path, tokens: tuple[str, str]) -> None:
+    text = "query_id,position,click,x\n" + "".join(f"1,{k},0,{token}\n" for k, token in enumerate(tokens, start=1))
+    log = urank.read(csv(tmp_path / "log.csv", text))
+    assert log.schema.named("numeric") == ["x"]
+    assert log.frame()["x"].is_nan().all()
+    assert urank.inspect(log).facts.rows == 2
+    with pytest.raises(DataError, match=r"value must be a finite number from 0 up; got nothing at row 1 of .*log\.csv"):
+        urank.read(tmp_path / "log.csv", columns={"value": "x"}).frame()
+
+
+def test_missing_numbers_may_be_names_in_other_files(tmp_path: Path) -> None:
+    head = "query_id,position,click,x,country\n"
+    csv(tmp_path / "0.csv", head + "1,1,0,NA,NA\n")
+    csv(tmp_path / "1.csv", head + "1,2,1,2,DE\n")
+    log = urank.read(tmp_path)
+    assert (log.schema.named("numeric"), log.schema.named("categorical")) == (["x"], ["country"])
+    assert log.frame()["x"].fill_nan(None).to_list() == [None, 2]
+    assert log.frame()["country"].to_list() == ["NA", "DE"]
+    named = urank.read(tmp_path / "0.csv", categorical=["country"])
+    assert named.frame()["country"].to_list() == ["NA"]
 
 
 def test_text_in_a_csv_stays_text(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_refuses_a_missing_column(column: str) -> None:
 
 
 def test_refuses_roles_and_columns_that_do_not_exist() -> None:
-    with pytest.raises(ConfigError, match="'rank' is not a role"):
+    with pytest.raises(
+        ConfigError, match="'rank' is not a role that a column of a log can play; the roles are query_id"
+    ):
         urank.read(make_log(), columns={"rank": "position"})
     with pytest.raises(DataError, match=r"no column 'place' \(asked for as position\)"):
         urank.read(make_log(), columns={"position": "place"})

@@ -14,7 +14,7 @@ __all__ = ["AUTO", "ClickConfig", "ClickFamily"]
 
 ClickFamily = Literal["vector", "position", "factorised", "monotone", "pbm", "gbdt"]
 AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
-"""The families among which `auto` chooses by held-out log loss."""
+"""The families of `auto`, the best of which, or the mean of all, is kept by held-out log loss."""
 
 
 class ClickConfig(BaseModel):
@@ -23,9 +23,12 @@ class ClickConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     families: tuple[ClickFamily, ...] = Field(
-        AUTO, min_length=1, description="families to train; the one with the best held-out log loss is kept"
+        AUTO,
+        min_length=1,
+        description="families to train; kept is the one with the best held-out log loss, or all when the mean "
+        "of their tables is better",
     )
-    mix: bool = Field(False, description="keep the mean of all families rather than the best one")
+    mix: bool = Field(False, description="keep the mean of all families in any case")
     ensemble: int = Field(1, ge=1, le=100, description="number of seeds whose tables are averaged")
     backbone: Backbone = Field("mlp", description="what stands behind every network: mlp or deepfm")
     hidden: tuple[int, ...] = Field((128, 64), min_length=1, description="sizes of the hidden layers")

@@ -37,27 +37,33 @@ class Fit:
 
     Attributes:
         model: what was kept.
-        reference: the position-based model trained beside it, for comparison.
+        reference: the position-based model trained beside it, for comparison; none if it was not asked for.
         tried: one member of each family alone, calibrated too.
         valid_loss: held-out log loss of every member that was tried, by name.
         histories: the rounds of every network, by name.
     """
 
     model: ClickModel
-    reference: ClickModel
+    reference: ClickModel | None
     tried: dict[str, ClickModel]
     valid_loss: dict[str, float]
     histories: dict[str, History]
 
 
 def fit_clicks(
-    dataset: Dataset, config: ClickConfig, *, checkpoints: Path | None = None, report: Report = silent
+    dataset: Dataset,
+    config: ClickConfig,
+    *,
+    reference: bool = True,
+    checkpoints: Path | None = None,
+    report: Report = silent,
 ) -> Fit:
     """Train, choose and calibrate.
 
     Args:
         dataset: a prepared log; train teaches, valid stops, chooses and calibrates, test is not looked at.
         config: what to train.
+        reference: also train the position-based model, to compare with.
         checkpoints: a folder for the state of every training, from which a run that was killed goes on.
         report: told how far it is.
     """
@@ -75,16 +81,14 @@ def fit_clicks(
     if checkpoints is not None:
         _claim(checkpoints, dataset, config)
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)
-    reference = trainer.member("pbm", config.seed)
+    known = trainer.calibrated([trainer.member("pbm", config.seed)]) if reference else None
     first = {family: trainer.member(family, config.seed) for family in config.families}
-    kept = (
-        config.families if config.mix else (min(first, key=lambda family: trainer.losses[f"{family}-{config.seed}"]),)
-    )
+    kept = config.families if config.mix else trainer.best(first)
     more = [(family, config.seed + n) for family in kept for n in range(1, config.ensemble)]
     members = [*(first[family] for family in kept), *(trainer.member(family, seed) for family, seed in more)]
     return Fit(
         model=trainer.calibrated(members),
-        reference=trainer.calibrated([reference]),
+        reference=known,
         tried={family: trainer.calibrated([member]) for family, member in first.items()},
         valid_loss=trainer.losses,
         histories=trainer.histories,
@@ -166,6 +170,15 @@ class _Trainer:
         )
         self.losses[name] = self.histories[name].best
         return NetworkClicks(family, network)
+
+    def best(self, first: dict[ClickFamily, Member]) -> tuple[ClickFamily, ...]:
+        """The families to keep by held-out log loss: the best one, or all when the mean of their tables is better."""
+        alone = min(first, key=lambda family: self.losses[f"{family}-{self.config.seed}"])
+        if len(first) == 1:
+            return (alone,)
+        log_p, _, click = self._at_logged(list(first.values()))
+        self.losses["mix"] = float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
+        return tuple(first) if self.losses["mix"] < self.losses[f"{alone}-{self.config.seed}"] else (alone,)
 
     def calibrated(self, members: list[Member]) -> ClickModel:
         """The mean of members, calibrated on the validation split."""

@@ -25,7 +25,7 @@ from urank.clicks.model import ClickModel, Member, NetworkClicks
 from urank.clicks.tree_onnx import ML_DOMAIN, OPSETS, OUTPUT, build_model, tensor_info
 from urank.features import Featurizer
 
-__all__ = ["calibration_to_onnx", "combine", "model_to_onnx", "network_to_onnx", "with_raw_categories"]
+__all__ = ["calibration_to_onnx", "combine", "export_module", "model_to_onnx", "network_to_onnx", "with_raw_categories"]
 
 
 def model_to_onnx(model: ClickModel) -> onnx.ModelProto:
@@ -53,12 +53,12 @@ def network_to_onnx(module: torch.nn.Module, n_numeric: int, n_categorical: int)
         n_numeric, n_categorical: the widths of the inputs; one of them may be 0, the input is then there and empty.
     """
     example = {"numeric": torch.zeros(2, n_numeric), "categorical": torch.zeros(2, n_categorical, dtype=torch.int64)}
-    return _export(module, example, OUTPUT)
+    return export_module(module, example, OUTPUT)
 
 
 def calibration_to_onnx(calibration: torch.nn.Module, positions: int) -> onnx.ModelProto:
     """The graph of a calibration, `log_ctr[rows, K]` to `calibrated[rows, K]`: what `combine` takes as `last`."""
-    return _export(calibration, {OUTPUT: torch.full((2, positions), -1.0)}, "calibrated")
+    return export_module(calibration, {OUTPUT: torch.full((2, positions), -1.0)}, "calibrated")
 
 
 def combine(members: Sequence[onnx.ModelProto], last: onnx.ModelProto | None = None) -> onnx.ModelProto:
@@ -108,7 +108,8 @@ def with_raw_categories(model: onnx.ModelProto, featurizer: Featurizer) -> onnx.
             )
         )
     numbers = assembly.node("Concat", columns, "numbers", axis=1)
-    table = assembly.add(model, "model_", {"numeric": "numeric", "categorical": numbers})
+    sources = {value.name: value.name for value in model.graph.input} | {"categorical": numbers}
+    table = assembly.add(model, "model_", sources)
     text = tensor_info("categorical", TensorProto.STRING, len(featurizer.categorical))
     inputs = [text if value.name == "categorical" else value for value in model.graph.input]
     return assembly.finish(table, inputs, model.graph.output[0])
@@ -166,7 +167,7 @@ def _common_opset(models: Sequence[onnx.ModelProto]) -> int:
     return max(OPSETS[""], *map(_opset, models))
 
 
-def _export(module: torch.nn.Module, example: Mapping[str, torch.Tensor], output: str) -> onnx.ModelProto:
+def export_module(module: torch.nn.Module, example: Mapping[str, torch.Tensor], output: str) -> onnx.ModelProto:
     """The graph of a module that takes these tensors of two rows; input and output cannot have the same name."""
     rows = torch.export.Dim("rows")
     with _quiet():

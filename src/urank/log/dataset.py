@@ -16,10 +16,28 @@ from numpy.typing import NDArray
 
 from urank.errors import DataError
 from urank.log.lists import list_ids
+from urank.log.split import stable_hash
 
-__all__ = ["Block", "Dataset", "is_prepared"]
+__all__ = ["Block", "Dataset", "Group", "is_prepared"]
 
 PREPARED_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A row group of a file, or some of its lists.
+
+    Attributes:
+        path: the file.
+        number: which row group of it.
+        lists: how many lists are meant.
+        keep: the places of these lists in the row group, rising; all of them when left out.
+    """
+
+    path: Path
+    number: int
+    lists: int
+    keep: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +57,17 @@ class Block:
         """The number, within this block, of the query that each item belongs to."""
         numbers = pl.Series(self.lists["query_id"].combine_chunks()).rle_id().to_numpy().astype(np.int64)
         return numbers[list_ids(self.offsets)]
+
+    @property
+    def query_hash(self) -> NDArray[np.uint64]:
+        """What tells the query of each list from all others, in this block and beyond."""
+        return stable_hash(pl.Series(self.lists["query_id"].combine_chunks()))
+
+    def shuffled(self, rng: np.random.Generator) -> Block:
+        """The same lists with their items in random order. As written they are in the order of their positions, and a
+        ranker that cannot tell two items apart would be credited with the work of the one that made the log."""
+        order = np.lexsort((rng.random(self.items.num_rows), list_ids(self.offsets)))
+        return Block(self.lists, self.items.take(pa.array(order)), self.offsets)
 
 
 def is_prepared(path: str | Path) -> bool:
@@ -81,28 +110,33 @@ class Dataset:
         """The number of impressions of a split."""
         return int(self.description["counts"][split]["rows"])
 
-    def groups(self, split: str) -> list[tuple[Path, int, int]]:
-        """The row groups of a split: file, number in the file, lists in it."""
+    def groups(self, split: str) -> list[Group]:
+        """The row groups of a split."""
         found = []
         for path in sorted((self.folder / split).glob("*.parquet")):
             try:
                 with pq.ParquetFile(path) as file:
                     metadata = file.metadata
-                    found += [(path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
+                    found += [Group(path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{path} is not a readable Parquet file: {error}") from error
         return found
 
-    def read(self, group: tuple[Path, int, int], columns: Sequence[str]) -> Block:
+    def read(self, group: Group, columns: Sequence[str]) -> Block:
         """One row group, with these columns of the items and the ids of the lists."""
-        path, number, _ = group
+        path = group.path
         ids = [name for name in ("query_id", "session_id") if self.has(name)]
         wanted = list(dict.fromkeys(columns))
         try:
             with pq.ParquetFile(path, pre_buffer=False) as file:
-                table = file.read_row_group(number, columns=[*ids, *wanted])
+                absent = [name for name in wanted if name not in file.schema_arrow.names]
+                if absent:
+                    raise DataError(f"{self.folder} has no column '{absent[0]}'")
+                table = file.read_row_group(group.number, columns=[*ids, *wanted])
         except (pa.ArrowException, OSError, KeyError) as error:
             raise DataError(f"{path} is not a readable Parquet file: {error}") from error
+        if group.keep is not None:
+            table = table.take(pa.array(group.keep))
         arrays = {name: table[name].combine_chunks() for name in wanted}
         arrays = {n: a.chunk(0) if isinstance(a, pa.ChunkedArray) else a for n, a in arrays.items()}
         offsets = next(iter(arrays.values())).offsets.to_numpy().astype(np.int64)

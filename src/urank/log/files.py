@@ -1,4 +1,4 @@
-"""The file formats of an impression log: what columns a file has, and its rows in batches."""
+"""Files and tables of a log, or of candidates: which they are, what columns they have, and their rows in batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,22 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from urank.errors import DataError
+from urank.log.letor import is_letor
 
-__all__ = ["FileFormat", "arrow_frame", "csv_file", "parquet_file"]
+__all__ = [
+    "PARQUET",
+    "FileFormat",
+    "Rows",
+    "arrow_frame",
+    "csv_file",
+    "find_files",
+    "open_file",
+    "parquet_file",
+    "table_frame",
+]
+
+PARQUET = (".parquet", ".pq")
+CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 CSV_BLOCK_BYTES = 16 * 2**20
 MISSING = ("", "NULL", "null", "NA", "N/A", "nan", "NaN", "NAN", "None")
@@ -40,12 +54,78 @@ class FileFormat:
     def name(self) -> str:
         return str(self.path)
 
-    def batches(self, columns: Sequence[str], rows: int) -> Rows:
-        """Batches of at most about `rows` rows, and the bytes of the file behind each."""
+    def batches(self, columns: Sequence[str], rows: int, categories: Collection[str] = ()) -> Rows:
+        """Batches of at most about `rows` rows, and the bytes of the file behind each.
+
+        Args:
+            columns: the columns to read.
+            rows: how many rows make a batch.
+            categories: columns of names. One in which a CSV has nothing but NA, or the like, is given as it is written
+                if it is among these (other files, or a model, may tell that it is), otherwise as missing.
+        """
         own = [column for column in columns if column not in self.constants]
+        missing = [pl.lit(None).alias(key) for key in own if self.dtypes[key] == pl.Null and key not in categories]
         constants = [pl.lit(value, dtype=self.dtypes[key]).alias(key) for key, value in self.constants.items()]
         for frame, done in self._read(own, rows):
-            yield frame.with_columns(constants), done
+            yield frame.with_columns(*missing, *constants), done
+
+
+def find_files(source: str) -> list[Path]:
+    """The files that a path, a folder or a glob stands for, in order; of a folder, those of Parquet and CSV."""
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith((*PARQUET, *CSV)))
+        found = [p for p in found if not any(part.startswith(("_", ".")) for part in p.relative_to(path).parts)]
+        if not found:
+            raise DataError(f"{source} holds no Parquet or CSV file")
+        return found
+    if path.is_file():
+        return [path]
+    if not any(wildcard in source for wildcard in "*?["):
+        raise DataError(f"{source} does not exist")
+    found = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+    if not found:
+        raise DataError(f"no file matches {source}")
+    return found
+
+
+def open_file(path: Path, text: Collection[str] = ()) -> FileFormat:
+    """A file of the format that its name tells; the columns `text` of a CSV are read as they are written."""
+    if path.name.endswith(PARQUET):
+        return parquet_file(path)
+    if path.name.endswith(CSV):
+        return csv_file(path, text)
+    if is_letor(path):
+        raise DataError(
+            f"{path} is a LETOR file, which has labels but no clicks and serves only to simulate them: "
+            f"urank simulate --data {path} -o DIR"
+        )
+    raise DataError(f"{path} is not a file that can be read; the name must end in {', '.join((*PARQUET, *CSV))}")
+
+
+def table_frame(table: Any, name: str, kind: str) -> pl.DataFrame:
+    """A table of Polars, pandas or PyArrow as Polars has it.
+
+    Args:
+        table: the table.
+        name: what errors call it.
+        kind: what must be such a table: "a log".
+
+    Raises:
+        DataError: when it is no such table, or has what pandas cannot give, such as a column of mixed types.
+    """
+    if isinstance(table, pl.LazyFrame):
+        return table.collect()
+    if isinstance(table, pl.DataFrame):
+        return table
+    if not hasattr(table, "__arrow_c_stream__"):
+        got = f"{type(table).__module__}.{type(table).__name__}"
+        raise DataError(f"{kind} must be a path or a table of Polars, pandas or PyArrow; got {got}")
+    try:
+        arrow = pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{name} holds a column that cannot be read: {_reason(error)}") from error
+    return arrow_frame(arrow, name)
 
 
 def arrow_frame(table: pa.Table | pa.RecordBatch, name: str) -> pl.DataFrame:

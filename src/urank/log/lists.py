@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["list_ids", "offsets_of_runs", "pad", "positions_by_score", "where_items"]
+__all__ = ["list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
 
 
 def offsets_of_runs(keys: NDArray[Any]) -> NDArray[np.int64]:
@@ -63,20 +63,32 @@ def pad(values: NDArray[Any], offsets: NDArray[np.int64], *, fill: float = 0, wi
     return padded
 
 
-def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """The 1-based position `[B, n]` of each item when a list is sorted by falling score.
+def order_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """The item `[B, n]` at each place when a list is sorted by falling score.
 
     Ties are broken by input order; items that are masked out come after all others. This is the only place in urank
-    that turns scores into positions.
+    that sorts by scores.
+
+    >>> order_by_score(np.array([[0.1, 0.9, 0.9]])).tolist()
+    [[1, 2, 0]]
+    >>> order_by_score(np.array([[0.1, -np.inf, 0.9]]), where=np.array([[False, True, True]])).tolist()
+    [[2, 1, 0]]
+    """
+    keys = np.negative(scores, dtype=np.result_type(scores, np.float32))
+    if np.isnan(keys if where is None else keys[where]).any():
+        raise ValueError("scores must be numbers; got NaN")
+    if where is not None:
+        keys[~where] = np.nan  # which comes after infinity
+    return np.argsort(keys, axis=-1, kind="stable")
+
+
+def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """The 1-based position `[B, n]` of each item when a list is sorted by falling score, as `order_by_score` does.
 
     >>> positions_by_score(np.array([[0.1, 0.9, 0.9]])).tolist()
     [[3, 1, 2]]
     """
-    keys = -np.asarray(scores, dtype=np.float64)
-    if np.isnan(keys if where is None else keys[where]).any():
-        raise ValueError("scores must be numbers; got NaN")
-    masked = np.zeros_like(keys, dtype=bool) if where is None else ~where
-    order = np.lexsort((keys, masked), axis=-1)
+    order = order_by_score(scores, where=where)
     positions = np.empty_like(order)
-    np.put_along_axis(positions, order, np.arange(1, scores.shape[-1] + 1)[None, :].repeat(len(scores), 0), axis=-1)
+    np.put_along_axis(positions, order, np.broadcast_to(np.arange(1, order.shape[-1] + 1), order.shape), axis=-1)
     return positions

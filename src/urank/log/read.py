@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,9 @@ from typing import Any
 
 import polars as pl
 import polars.selectors as cs
-import pyarrow as pa
 
 from urank.errors import DataError
-from urank.log.files import FileFormat, arrow_frame, csv_file, parquet_file
-from urank.log.letor import is_letor
+from urank.log.files import Rows, find_files, open_file, table_frame
 from urank.log.partitions import add_partitions, merged_dtypes
 from urank.log.schema import TEXT_ROLES, LogSchema, RowName
 
@@ -22,8 +20,6 @@ __all__ = ["Log", "read"]
 
 BATCH_BYTES = 32 * 2**20
 FIRST_ROWS = 1_000
-_PARQUET = (".parquet", ".pq")
-_CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 Source = str | Path | pl.DataFrame | pl.LazyFrame | Any
 
@@ -42,7 +38,7 @@ class Log:
     schema: LogSchema
     size: int
     row_name: RowName
-    _open: Callable[[int], Iterator[tuple[pl.DataFrame, int]]]
+    _open: Callable[[int], Rows]
 
     @cached_property
     def row_bytes(self) -> int:
@@ -64,7 +60,7 @@ class Log:
         letters = first.select(cs.string().str.len_bytes().sum()).sum_horizontal().sum()
         return plain + round(letters / first.height), first.height / min(raw.height, FIRST_ROWS)
 
-    def batches(self, seen: Callable[[pl.DataFrame], None] | None = None) -> Iterator[tuple[pl.DataFrame, int]]:
+    def batches(self, seen: Callable[[pl.DataFrame], None] | None = None) -> Rows:
         """Batches in canonical form, each rule checked, and the bytes of the source that are behind each.
 
         Args:
@@ -128,20 +124,11 @@ def _read_table(
     source: Any, columns: Mapping[str, str] | None, categorical: Collection[str], drop: Collection[str]
 ) -> Log:
     name = "the table"
-    if isinstance(source, pl.LazyFrame):
-        source = source.collect()
-    if not isinstance(source, pl.DataFrame):
-        if not hasattr(source, "__arrow_c_stream__"):
-            raise DataError(
-                "a log must be a path or a table of Polars, pandas or PyArrow; "
-                f"got {type(source).__module__}.{type(source).__name__}"
-            )
-        source = _from_arrow(source, name)
-    frame: pl.DataFrame = source
+    frame = table_frame(source, name, "a log")
     schema = LogSchema.infer(frame.schema, name, columns=columns, categorical=categorical, drop=drop)
     size = int(frame.estimated_size())
 
-    def batches(rows: int) -> Iterator[tuple[pl.DataFrame, int]]:
+    def batches(rows: int) -> Rows:
         needed = frame.select(schema.columns)
         for start in range(0, needed.height, rows):
             part = needed.slice(start, rows)
@@ -150,69 +137,27 @@ def _read_table(
     return Log(name, schema, size, RowName([name]), batches)
 
 
-def _from_arrow(source: Any, name: str) -> pl.DataFrame:
-    """A table of another library; pandas says here what it cannot give, such as a column of mixed types."""
-    try:
-        table = pa.table(source)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")[:200]
-        raise DataError(f"{name} holds a column that cannot be read: {reason}") from error
-    return arrow_frame(table, name)
-
-
 def _read_files(
     source: str, columns: Mapping[str, str] | None, categorical: Collection[str], drop: Collection[str]
 ) -> Log:
     paths = find_files(source)
     text = {(columns or {}).get(role, role) for role in TEXT_ROLES} | set(categorical)
-    files = [_open_file(path, text) for path in paths]
+    files = [open_file(path, text) for path in paths]
     add_partitions(files, source)
     dtypes = merged_dtypes(files, {*text, *drop})
     schema = LogSchema.infer(dtypes, files[0].name, columns=columns, categorical=categorical, drop=drop)
     floats = [column for column in schema.columns if dtypes[column].is_float() and column not in text]
     size = sum(path.stat().st_size for path in paths)
 
-    def batches(rows: int) -> Iterator[tuple[pl.DataFrame, int]]:
+    def batches(rows: int) -> Rows:
         done = 0
         for number, file in enumerate(files):
             whole = [pl.col(column).cast(pl.Float64) for column in floats if file.dtypes[column].is_integer()]
             first = 0
-            for frame, read_bytes in file.batches(schema.columns, rows):
+            for frame, read_bytes in file.batches(schema.columns, rows, schema.categories):
                 codes = RowName.codes(number, first, frame.height)
                 first += frame.height
                 yield frame.select(schema.columns).with_columns(*whole, codes), done + read_bytes
             done += file.path.stat().st_size
 
     return Log(source, schema, size, RowName([file.name for file in files]), batches)
-
-
-def find_files(source: str) -> list[Path]:
-    """The log files that a path, a folder or a glob stands for, in order."""
-    path = Path(source)
-    if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith((*_PARQUET, *_CSV)))
-        found = [p for p in found if not any(part.startswith(("_", ".")) for part in p.relative_to(path).parts)]
-        if not found:
-            raise DataError(f"{source} holds no Parquet or CSV file")
-        return found
-    if path.is_file():
-        return [path]
-    if not any(wildcard in source for wildcard in "*?["):
-        raise DataError(f"{source} does not exist")
-    found = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
-    if not found:
-        raise DataError(f"no file matches {source}")
-    return found
-
-
-def _open_file(path: Path, text: Collection[str]) -> FileFormat:
-    if path.name.endswith(_PARQUET):
-        return parquet_file(path)
-    if path.name.endswith(_CSV):
-        return csv_file(path, text)
-    if is_letor(path):
-        raise DataError(
-            f"{path} is a LETOR file: it has relevance labels but no clicks; "
-            f"simulate clicks on it with: urank simulate --data {path} -o DIR"
-        )
-    raise DataError(f"{path} is not a log that can be read; the name must end in {', '.join((*_PARQUET, *_CSV))}")

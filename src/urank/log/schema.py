@@ -49,8 +49,14 @@ __all__ = [
     "Feature",
     "LogSchema",
     "RowName",
+    "check_mapping",
+    "check_types",
+    "entry_type",
+    "exploded",
     "is_index",
     "list_columns",
+    "no_column",
+    "some_of",
 ]
 
 REQUIRED = ("query_id", "position", "click")
@@ -74,6 +80,7 @@ _MAY_BE_MISSING = ("policy", "category", "relevance")
 _INDEX = re.compile(r"(__index_level_\d+__)?")
 
 Kind = Literal["numeric", "categorical"]
+Type = pl.DataType | DataTypeClass
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,11 @@ class LogSchema:
     def columns(self) -> list[str]:
         """The columns of the source that are read."""
         return list(dict.fromkeys([*self.roles.values(), *(feature.column for feature in self.features)]))
+
+    @property
+    def categories(self) -> list[str]:
+        """The columns of the source that hold names."""
+        return [feature.column for feature in self.features if feature.kind == "categorical"]
 
     def named(self, kind: Kind) -> list[str]:
         """The names of the features of one kind."""
@@ -131,22 +143,14 @@ class LogSchema:
         _check_roles(roles, mapping, dtypes, drop, name)
         used = set(roles.values()) | set(drop)
         in_lists = isinstance(dtypes[roles["position"]], pl.List)
-
-        def inner(column: str) -> pl.DataType | DataTypeClass:
-            dtype = dtypes[column]
-            return dtype.inner if in_lists and isinstance(dtype, pl.List) else dtype
-
-        for role, column in roles.items():
-            if not can_play(role, inner(column)):
-                raise DataError(
-                    f"column '{column}' of {name} is of type {inner(column)}, which cannot play the role {role}"
-                )
+        types = {column: entry_type(dtype) if in_lists else dtype for column, dtype in dtypes.items()}
+        check_types(roles, types, name)
         features: list[Feature] = []
         if "category" in roles:
             features.append(Feature("category", "categorical", roles["category"]))
-        for column in dtypes:
+        for column, dtype in types.items():
             if column not in used:
-                features.extend(_features_of(column, inner(column), name, as_category=column in categorical))
+                features.extend(_features_of(column, dtype, name, as_category=column in categorical))
         twice = [feature for feature, count in Counter(feature.name for feature in features).items() if count > 1]
         if twice:
             raise DataError(f"two columns of {name} would make the feature '{twice[0]}'; rename one or --drop it")
@@ -158,14 +162,8 @@ class LogSchema:
         Text is `String`, numbers `Float32` with NaN for missing, positions `Int32`, clicks `Int8`, time `Int64`
         (microseconds since 1970 for dates). Raises `DataError` with the first row that breaks a rule.
         """
-        frame = _exploded(frame, self.roles["position"], where)
-        dtypes = frame.schema  # made anew each time it is asked for
-        exprs = [role_expr(role, dtypes[column], column) for role, column in self.roles.items()]
-        exprs += [
-            feature_expr(each.name, each.column, each.place, dtypes[each.column], categorical=each.kind != "numeric")
-            for each in self.features
-        ]
-        result = frame.select(ROW, *[expr for expr in exprs if expr is not None])
+        frame = exploded(frame, self.roles["position"], where)
+        result = self._named_columns(frame)
         self._check(frame, result, where)
         return result.with_columns(
             pl.col("position").cast(pl.Int32),
@@ -181,11 +179,20 @@ class LogSchema:
         dtypes = frame.schema
         for feature in self.features:
             dtype = dtypes[feature.column]
-            inner = dtype.inner if isinstance(dtype, pl.List) else dtype
-            if feature.kind == "numeric" and feature.place is None and inner.is_integer():
+            if feature.kind == "numeric" and feature.place is None and entry_type(dtype).is_integer():
                 values = frame[feature.column].explode() if isinstance(dtype, pl.List) else frame[feature.column]
                 flags[feature.name] = values.to_frame().select(loses_digits(feature.column)).item()
         return [name for name, flag in flags.items() if flag]
+
+    def _named_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The roles and features of a batch under their names, and `ROW`."""
+        dtypes = frame.schema  # made anew each time it is asked for
+        exprs = [role_expr(role, dtypes[column], column) for role, column in self.roles.items()]
+        exprs += [
+            feature_expr(each.name, each.column, each.place, dtypes[each.column], categorical=each.kind != "numeric")
+            for each in self.features
+        ]
+        return frame.select(ROW, *[expr for expr in exprs if expr is not None])
 
     def _check(self, raw: pl.DataFrame, result: pl.DataFrame, where: RowName) -> None:
         rules: list[tuple[str, str, pl.Expr]] = []
@@ -219,9 +226,54 @@ def list_columns(dtypes: Mapping[str, pl.DataType]) -> list[str]:
     return [column for column, dtype in dtypes.items() if isinstance(dtype, pl.List)]
 
 
+def entry_type(dtype: pl.DataType) -> Type:
+    """The type of an item's entry, in a column that may hold one list for each query."""
+    return dtype.inner if isinstance(dtype, pl.List) else dtype
+
+
 def is_index(column: str) -> bool:
     """Whether a column is the unnamed index that pandas writes beside a table: neither role nor feature."""
     return _INDEX.fullmatch(column) is not None
+
+
+def check_mapping(
+    mapping: Mapping[str, str], roles: Collection[str], dtypes: Collection[str], name: str, kind: str
+) -> None:
+    """Refuse to give a column a role when one of them does not exist; `kind` is what has these roles, as "a log"."""
+    for role, column in mapping.items():
+        if role not in roles:
+            raise ConfigError(
+                f"'{role}' is not a role that a column of {kind} can play; the roles are {', '.join(roles)}"
+            )
+        if column not in dtypes:
+            raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {some_of(dtypes)}")
+
+
+def check_types(roles: Mapping[str, str], types: Mapping[str, Type], name: str) -> None:
+    """Refuse a column whose type cannot play its role."""
+    for role, column in roles.items():
+        if not can_play(role, types[column]):
+            raise DataError(
+                f"column '{column}' of {name} is of type {types[column]}, which cannot play the role {role}"
+            )
+
+
+def no_column(role: str, dtypes: Collection[str], name: str) -> DataError:
+    """The refusal of a source in which nothing plays a role."""
+    return DataError(
+        f"{name} has no column '{role}'; name the one that plays this role with "
+        f"--column {role}=NAME (it has {some_of(dtypes)})"
+    )
+
+
+def some_of(names: Collection[str], most: int = 12) -> str:
+    """Names for an error, cut short when there are many.
+
+    >>> some_of(["query_id", "position", "click"], most=2)
+    'query_id, position and 1 more'
+    """
+    shown = ", ".join(list(names)[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _check_names(
@@ -232,14 +284,10 @@ def _check_names(
     name: str,
 ) -> None:
     """Refuse roles and columns that do not exist, and names that are kept for our own columns."""
-    for role, column in mapping.items():
-        if role not in ROLES:
-            raise ConfigError(f"'{role}' is not a role a column can play; the roles are {', '.join(ROLES)}")
-        if column not in dtypes:
-            raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {_some(dtypes)}")
+    check_mapping(mapping, ROLES, dtypes, name, "a log")
     for column in [*categorical, *drop]:
         if column not in dtypes:
-            raise DataError(f"{name} has no column '{column}'; it has {_some(dtypes)}")
+            raise DataError(f"{name} has no column '{column}'; it has {some_of(dtypes)}")
     for column in dtypes:
         if column.startswith(OWN) and column not in drop:
             raise DataError(
@@ -266,10 +314,7 @@ def _check_roles(
                 f"column '{role}' of {name} is to play {other}, so nothing plays {role}; "
                 f"name the column that does with --column {role}=NAME"
             )
-        raise DataError(
-            f"{name} has no column '{role}'; name the one that plays this role with "
-            f"--column {role}=NAME (it has {_some(dtypes)})"
-        )
+        raise no_column(role, dtypes, name)
     claimed = set(mapping.values()) | set(drop)
     for role, column in mapping.items():
         if role in dtypes and column != role and role not in claimed:
@@ -278,12 +323,7 @@ def _check_roles(
             )
 
 
-def _some(names: Collection[str], most: int = 12) -> str:
-    shown = ", ".join(list(names)[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def _features_of(column: str, dtype: pl.DataType | DataTypeClass, name: str, *, as_category: bool) -> list[Feature]:
+def _features_of(column: str, dtype: Type, name: str, *, as_category: bool) -> list[Feature]:
     if isinstance(dtype, pl.Array) and dtype.inner.is_numeric() and not as_category:
         return [Feature(f"{column}[{place}]", "numeric", column, place) for place in range(dtype.size)]
     if dtype in (pl.String, pl.Boolean, pl.Categorical, pl.Enum) or (as_category and can_play("category", dtype)):
@@ -296,7 +336,7 @@ def _features_of(column: str, dtype: pl.DataType | DataTypeClass, name: str, *, 
     )
 
 
-def _exploded(frame: pl.DataFrame, position: str, where: RowName) -> pl.DataFrame:
+def exploded(frame: pl.DataFrame, position: str, where: RowName) -> pl.DataFrame:
     """One row per item, from a frame that may have one row per query with list columns."""
     if not isinstance(frame.schema[position], pl.List):
         return frame

@@ -1,0 +1,39 @@
+"""All that decides a model that ranks, as a configuration; `urank train --config` reads it from TOML."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from urank.clicks.config import ClickConfig
+from urank.rankers.gbdt import TreesConfig
+from urank.rankers.urank import RankerConfig
+
+__all__ = ["UrankConfig"]
+
+
+class UrankConfig(BaseModel):
+    """A click model, a scorer that learns from it, and how they rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ranker: Literal["network", "trees", "none"] = Field(
+        "network", description="what gives scores: a network, LightGBM trees, or none (then the matching ranks)"
+    )
+    method: Literal["auto", "score", "match", "ctr1"] = Field(
+        "auto",
+        description="how it ranks: by score, by the exact matching of the click table, or by the expected utility at "
+        "position 1; auto takes the better of score and match by a cross-fitted estimate on the validation split",
+    )
+    clicks: ClickConfig = ClickConfig()
+    scorer: RankerConfig = RankerConfig()
+    trees: TreesConfig = TreesConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ranker == "none" and self.method == "score":
+            raise ValueError("method score needs a ranker that gives scores; got ranker 'none'")
+        if self.ranker == "trees" and self.scorer.form == "paper":
+            raise ValueError("ranker trees needs the stable form of the loss; got form 'paper'")
+        return self

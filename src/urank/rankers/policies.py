@@ -1,0 +1,83 @@
+"""Policies: what gives every item of a logged list a new position. Evaluation takes policies and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from urank.log.dataset import Block
+from urank.log.lists import list_ids, pad, positions_by_score, where_items
+from urank.log.split import stable_hash
+from urank.rankers.ranking import Method, RankingModel
+
+__all__ = ["Logged", "ModelPolicy", "Policy", "Random"]
+
+
+class Policy(Protocol):
+    """Lists in, positions out."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        ...
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the items that it looks at."""
+        ...
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        """The 1-based position of every item `[rows]`, distinct within a list."""
+        ...
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The order of the log."""
+
+    name: str = "logged"
+    columns: tuple[str, ...] = ("position",)
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        return block.column("position").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Random:
+    """A random order, the same for the same list and seed wherever it stands in the data."""
+
+    seed: int = 0
+    name: str = "random"
+    columns: tuple[str, ...] = ("position",)
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        keys = block.lists.column_names
+        lists = pl.DataFrame(block.lists).select(pl.concat_str(keys, separator="\x00")).to_series()
+        place = np.arange(block.offsets[-1]) - block.offsets[list_ids(block.offsets)]
+        names = lists[list_ids(block.offsets)] + "\x00" + pl.Series(place).cast(pl.String)
+        scores = stable_hash(names, seed=self.seed).astype(np.float64)
+        where = where_items(block.offsets)
+        return positions_by_score(pad(scores, block.offsets), where=where)[where]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelPolicy:
+    """The order of a model by one of its methods."""
+
+    name: str
+    model: RankingModel
+    method: Method
+
+    @property
+    def columns(self) -> Sequence[str]:
+        scorer = self.model.scorer if self.method == "score" else None
+        return [*self.model.clicks.featurizer.names, *(["value"] if scorer is not None and scorer.takes_value else [])]
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        value = block.column("value") if "value" in block.items.column_names else None
+        return self.model.order(block.items, block.offsets, value=value, method=self.method)
