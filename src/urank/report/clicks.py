@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from urank.evaluate.quality import Quality, Reliability
 from urank.report.tables import Table, bar
 
-__all__ = ["FitReport", "fit_tables", "write_fit"]
+if TYPE_CHECKING:
+    from urank.report.page import Section
+
+__all__ = ["FitReport", "fit_sections", "fit_tables", "write_fit"]
 
 _IN_WORDS = {
     "constant": "the constant",
@@ -101,8 +104,16 @@ def fit_tables(report: FitReport) -> Iterator[Table]:
 
 def write_fit(report: FitReport, path: str | Path) -> None:
     """Write the page with the plots."""
-    from urank.report import click_figures as figures  # matplotlib is slow to load
-    from urank.report.page import Chart, Section, write_page
+    from urank.report.page import write_page  # matplotlib is slow to load
+
+    title = f"Click model: {report.name}"
+    write_page(path, title, f"{report.sentence}.", fit_sections(report), footer="urank train")
+
+
+def fit_sections(report: FitReport) -> list[Section]:
+    """What the page tells, in order."""
+    from urank.report import click_figures as figures
+    from urank.report.page import Chart, Section
 
     contenders = {name: each for name, each in report.qualities[report.split].items() if name != "constant"}
     by_position = Chart(
@@ -122,7 +133,7 @@ def write_fit(report: FitReport, path: str | Path) -> None:
         [Chart(figures.loss_curves(report.history), "Log loss over the rounds of training.")] if report.history else []
     )
     sections.append(Section("The fit", charts=rounds, tables=[settings_table(report)]))
-    write_page(path, f"Click model: {report.name}", report.sentence + ".", sections, footer="urank train")
+    return sections
 
 
 def settings_table(report: FitReport) -> Table:

@@ -42,7 +42,7 @@ def fit_report(fit: Fit, dataset: Dataset, config: ClickConfig, *, truth: str | 
         most = TRAIN_ROWS if split == "train" else None
         contenders: dict[str, Predictions] = {name: predictions(fit.model, dataset, split, most_rows=most)}
         _, position, click = contenders[name]
-        if name != "pbm":
+        if name != "pbm" and fit.reference is not None:
             contenders["pbm"] = predictions(fit.reference, dataset, split, most_rows=most)
         contenders["constant"] = (np.full(len(click), np.log(rate), dtype=np.float32), position, click)
         if known is not None and split == "test":

@@ -12,20 +12,35 @@ from urank.report.figures import click_curves, link_map
 from urank.report.page import Chart, Section, write_page
 from urank.report.tables import curve_table, feature_tables, group_table, groups, overview_table
 
-__all__ = ["write_inspection"]
+__all__ = ["inspection_lead", "inspection_sections", "write_inspection"]
 
 _CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are left out."
 
 
 def write_inspection(inspection: Inspection, path: str | Path) -> None:
     """Write the page with the plots."""
+    name = inspection.facts.name
+    sections = inspection_sections(inspection)
+    title = f"Inspection of {Path(name).name}"
+    write_page(path, title, inspection_lead(inspection), sections, footer=f"urank inspect {name}")
+
+
+def inspection_lead(inspection: Inspection) -> str:
+    """The verdict as a sentence of its own."""
+    sentence = inspection.verdict.sentence
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def inspection_sections(inspection: Inspection) -> list[Section]:
+    """What the page tells, in order."""
     facts, verdict = inspection.facts, inspection.verdict
     features = list(feature_tables(facts))
+    joined, lost = ranges(facts.interventions.joined), ranges(facts.interventions.lost)
     sections = [
         Section("Why", bullets=verdict.reasons),
         Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
         Section("What to do", bullets=verdict.advice) if verdict.advice else None,
-        Section("The log", tables=[overview_table(facts)]),
+        Section("Counts", tables=[overview_table(facts)]),
         Section(
             "Clicks by position",
             charts=[Chart(click_curves({"all": facts.curve}), _CAPTION)],
@@ -34,16 +49,12 @@ def write_inspection(inspection: Inspection, path: str | Path) -> None:
         *_group_sections(facts),
         Section(
             "Which positions can be compared",
-            paragraphs=[
-                f"Joined: {ranges(facts.interventions.joined)}. Not: {ranges(facts.interventions.lost) or '–'}."
-            ],
+            paragraphs=[f"Joined: {joined}. Not: {lost or '–'}."],
             charts=_link_charts(facts),
         ),
         Section("Features", tables=features) if features else None,
     ]
-    title = f"Inspection of {Path(facts.name).name}"
-    lead = verdict.sentence[:1].upper() + verdict.sentence[1:] + "."
-    write_page(path, title, lead, [section for section in sections if section], footer=f"urank inspect {facts.name}")
+    return [section for section in sections if section is not None]
 
 
 def _link_charts(facts: Facts) -> list[Chart]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -31,13 +31,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it, in this order."""
+    """A heading with what stands under it, in this order; sections with others under them get a table of contents."""
 
     title: str
     paragraphs: Sequence[str] = ()
     bullets: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = field(default_factory=tuple)
+    tables: Sequence[Table] = ()
+    sections: Sequence[Section] = ()
 
 
 def write_page(path: str | Path, title: str, lead: str, sections: Sequence[Section], footer: str = "") -> None:

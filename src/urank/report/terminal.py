@@ -13,7 +13,7 @@ from rich.text import Text
 from urank.log.inspect import Inspection
 from urank.report.tables import Table, inspection_tables
 
-__all__ = ["print_inspection", "terminal_table"]
+__all__ = ["bullet", "print_inspection", "terminal_table"]
 
 _WRAPPED = 12
 _STYLES = {"learnable": "bold green", "partly learnable": "bold yellow", "not learnable": "bold red"}
@@ -25,13 +25,14 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
         console.print(terminal_table(table))
         console.print()
     verdict = inspection.verdict
-    _bullet(console, "verdict", Text(verdict.sentence, style=_STYLES[verdict.level]))
+    bullet(console, "verdict", Text(verdict.sentence, style=_STYLES[verdict.level]))
     for title, lines in (("why", verdict.reasons), ("beware", verdict.warnings), ("do", verdict.advice)):
         for line in lines:
-            _bullet(console, title, Text(line))
+            bullet(console, title, Text(line))
 
 
-def _bullet(console: Console, title: str, line: Text) -> None:
+def bullet(console: Console, title: str, line: Text) -> None:
+    """Print a line, which may wrap, beside a word that says what kind of line it is."""
     grid = TerminalTable.grid(padding=(0, 1))
     grid.add_column(width=8, style="dim")
     grid.add_column()
