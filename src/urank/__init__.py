@@ -1,5 +1,10 @@
 """urank: learn, from the click log a ranking system already writes, the order that earns the most.
 
+    log = urank.read("log.parquet")
+    model = urank.URank().fit(log)
+    model.rank(candidates)
+    urank.evaluate([model], log)
+
 >>> import urank
 >>> log = urank.read({"path": "log.parquet"})
 Traceback (most recent call last):
@@ -7,6 +12,7 @@ Traceback (most recent call last):
 urank.errors.DataError: a log must be a path or a table of Polars, pandas or PyArrow; got builtins.dict
 """
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +22,41 @@ from urank.log.prepare import prepare
 from urank.log.read import Log, read
 
 if TYPE_CHECKING:
+    from urank.api import URank
+    from urank.evaluate.compare import Evaluation
     from urank.model import load_model
 
 __version__ = version("urank")
 
-__all__ = ["ConfigError", "DataError", "Log", "UrankError", "__version__", "inspect", "load_model", "prepare", "read"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Log",
+    "URank",
+    "UrankError",
+    "__version__",
+    "evaluate",
+    "inspect",
+    "load_model",
+    "prepare",
+    "read",
+]
+
+# The package of this name is loaded first (it is empty), so that it cannot take the place of the function later.
+import_module("urank.evaluate")
+
+_LATER = {"URank": "urank.api", "load_model": "urank.model"}
 
 
 def __getattr__(name: str) -> Any:
     """Names that need torch, which is slow to load, are there when they are asked for."""
-    if name == "load_model":
-        from urank.model import load_model
-
-        return load_model
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"urank has no attribute '{name}'")
+
+
+def evaluate(models: Any, log: Any, **settings: Any) -> "Evaluation":
+    """What models would earn, from a log, with intervals; arguments as in `urank.api.evaluate`."""
+    from urank.api import evaluate as evaluate_models
+
+    return evaluate_models(models, log, **settings)

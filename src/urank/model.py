@@ -2,8 +2,10 @@
 
     manifest.json             what it is, of which version, how it was trained, how good it was
     features.json             names, scales and vocabularies of the features
-    member-0.safetensors      weights of a network, or member-0.txt, LightGBM's own text
-    model.onnx                all of it as one graph: raw numbers and text in, log_ctr[rows, K] out
+    member-0.safetensors      weights of a click model, or member-0.txt, LightGBM's own text
+    scorer.safetensors        weights of the scorer, or scorer.txt, LightGBM's own text
+    clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
+    scorer.onnx               the scorer likewise, when it is a network: score[rows] out
 
 It appears by rename when it is complete. What a newer version wrote is refused.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,19 +28,23 @@ from urank.clicks.config import ClickConfig
 from urank.clicks.gbdt import GbdtClicks
 from urank.clicks.heads import build_network
 from urank.clicks.model import ClickModel, Member, NetworkClicks
-from urank.errors import DataError
-from urank.features import Featurizer
+from urank.errors import DataError, UrankError
+from urank.features import Featurizer, Numeric
 from urank.files import new_folder
+from urank.rankers.config import UrankConfig
+from urank.rankers.gbdt import TreesScorer
+from urank.rankers.ranking import RankingModel, Scorer
+from urank.rankers.urank import NetworkScorer, RankerConfig, build_scorer
 
 __all__ = ["MANIFEST_VERSION", "load_model", "read_manifest", "save_model"]
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 FORMAT = "urank model"
 
 
 def save_model(
-    model: ClickModel,
-    config: ClickConfig,
+    model: RankingModel,
+    config: UrankConfig,
     folder: str | Path,
     *,
     overwrite: bool = False,
@@ -51,28 +58,29 @@ def save_model(
         config: how it was made.
         folder: where.
         overwrite: replace a model that is there.
-        onnx: also write the graph.
+        onnx: also write the graphs.
         facts: what else the manifest should tell, such as how good the model was on held-out queries.
     """
+    clicks = model.clicks
     with new_folder(folder, marker="manifest.json", overwrite=overwrite) as target:
-        members = [_write_member(member, target, number) for number, member in enumerate(model.members)]
-        _write_json(target / "features.json", model.featurizer.to_dict())
+        members = [_write_member(member, target, number) for number, member in enumerate(clicks.members)]
+        scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
+        _write_json(target / "features.json", clicks.featurizer.to_dict())
         if onnx:
-            from urank.clicks.onnx import model_to_onnx  # slow to load
-
-            (target / "model.onnx").write_bytes(model_to_onnx(model).SerializeToString())
+            _write_graphs(model, target)
         _write_json(
             target / "manifest.json",
             {
                 "format": FORMAT,
                 "version": MANIFEST_VERSION,
                 "urank": version("urank"),
-                "kind": "clicks",
                 "name": model.name,
-                "positions": model.positions,
-                "features": model.featurizer.names,
+                "method": model.method,
+                "positions": clicks.positions,
+                "features": clicks.featurizer.names,
                 "members": members,
-                "calibration": model.calibration.to_dict(),
+                "scorer": scorer,
+                "calibration": clicks.calibration.to_dict(),
                 "config": config.model_dump(mode="json"),
                 **(facts or {}),
             },
@@ -88,7 +96,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder} is not a urank model: its manifest.json is of another kind")
-    if manifest.get("version", 0) > MANIFEST_VERSION:
+    if not isinstance(manifest.get("version"), int):
+        raise DataError(f"{folder} is damaged: the version in its manifest.json is {manifest.get('version')!r}")
+    if manifest["version"] < MANIFEST_VERSION:
+        raise DataError(
+            f"{folder} was written by an older urank (manifest version {manifest.get('version')}, this one reads "
+            f"{MANIFEST_VERSION}); train it again"
+        )
+    if manifest["version"] > MANIFEST_VERSION:
         raise DataError(
             f"{folder} was written by a newer urank (manifest version {manifest['version']}, this one reads "
             f"{MANIFEST_VERSION}); update urank"
@@ -96,21 +111,28 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def load_model(folder: str | Path) -> ClickModel:
+def load_model(folder: str | Path) -> RankingModel:
     """Read a model; nothing in it is ever run as code."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
         features = json.loads((folder / "features.json").read_text(encoding="utf-8"))
         featurizer = Featurizer.from_dict(features)
-        config = ClickConfig.model_validate(manifest["config"])
+        config = UrankConfig.model_validate(manifest["config"])
         positions = int(manifest["positions"])
-        members = tuple(_read_member(entry, folder, featurizer, positions, config) for entry in manifest["members"])
+        members = tuple(
+            _read_member(entry, folder, featurizer, positions, config.clicks) for entry in manifest["members"]
+        )
         calibration = Calibration.from_dict(manifest["calibration"])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        scorer = manifest["scorer"]
+        return RankingModel(
+            ClickModel(featurizer, positions, members, calibration),
+            _read_scorer(scorer, folder, featurizer, config.scorer) if scorer is not None else None,
+            manifest["method"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UrankError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be loaded ({type(error).__name__}: {reason})") from error
-    return ClickModel(featurizer, positions, members, calibration)
 
 
 def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
@@ -143,6 +165,40 @@ def _read_member(
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkClicks(entry["family"], network)
+
+
+def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
+    if isinstance(scorer, TreesScorer):
+        name, value = "scorer.txt", None
+        (target / name).write_text(scorer.to_text(), encoding="utf-8")
+    elif isinstance(scorer, NetworkScorer):
+        name, value = "scorer.safetensors", scorer.network.value
+        save_file({k: v.cpu().contiguous() for k, v in scorer.network.state_dict().items()}, target / name)
+    else:
+        raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
+    scale = asdict(value) if value is not None else None
+    return {"family": scorer.family, "file": name, "takes_value": scorer.takes_value, "value": scale}
+
+
+def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, config: RankerConfig) -> Scorer:
+    path = folder / Path(entry["file"]).name
+    if entry["family"] == "trees":
+        return TreesScorer.from_text(path.read_text(encoding="utf-8"), featurizer, takes_value=entry["takes_value"])
+    with torch.random.fork_rng():
+        network = build_scorer(featurizer, Numeric(**entry["value"]) if entry["value"] is not None else None, config)
+    network.load_state_dict(load_file(path))
+    network.eval()
+    return NetworkScorer(network)
+
+
+def _write_graphs(model: RankingModel, target: Path) -> None:
+    from urank.clicks.onnx import model_to_onnx  # slow to load
+    from urank.rankers.onnx import scorer_to_onnx
+
+    (target / "clicks.onnx").write_bytes(model_to_onnx(model.clicks).SerializeToString())
+    if isinstance(model.scorer, NetworkScorer):
+        graph = scorer_to_onnx(model.scorer, model.clicks.featurizer)
+        (target / "scorer.onnx").write_bytes(graph.SerializeToString())
 
 
 def _write_json(path: Path, value: Any) -> None:

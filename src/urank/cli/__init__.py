@@ -12,8 +12,11 @@ from rich.console import Console
 
 from urank import __version__
 from urank.cli.curves import curves_command
+from urank.cli.evaluate import evaluate_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
+from urank.cli.rank import rank_command
+from urank.cli.run import run_command
 from urank.cli.simulate import simulate_command
 from urank.cli.train import train_command
 from urank.errors import UrankError
@@ -43,10 +46,13 @@ def _options(
     pass
 
 
+app.command("run")(run_command)
 app.command("simulate")(simulate_command)
 app.command("prepare")(prepare_command)
 app.command("inspect")(inspect_command)
 app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
+app.command("rank")(rank_command)
 app.command("curves")(curves_command)
 
 

@@ -45,7 +45,7 @@ def curves_command(
     from urank.report.curves import curve_table, save_curves
     from urank.report.terminal import terminal_table
 
-    loaded = load_model(model)
+    loaded = load_model(model).clicks
     curves = click_curves_of(loaded, open_log(log, column, categorical, drop), by=by, names=name or (), most=most)
     if output is not None:
         save_curves(curves, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,19 +13,30 @@ from urank.errors import ConfigError
 from urank.log.read import Log, read
 from urank.log.schema import ROLES
 
-__all__ = ["Categorical", "Column", "Drop", "Json", "Overwrite", "Quiet", "open_log", "print_json"]
-
-_ROLE_HELP = "; ".join(f"**{role}**: {meaning}" for role, meaning in ROLES.items())
-
-Column = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column",
-        "-c",
-        metavar="ROLE=NAME",
-        help=f"Which column plays a role, where its name differs, as `position=rank`. May be repeated. {_ROLE_HELP}.",
-    ),
+__all__ = [
+    "Categorical",
+    "Column",
+    "Drop",
+    "Json",
+    "Overwrite",
+    "Quiet",
+    "column_option",
+    "open_log",
+    "print_json",
+    "role_columns",
 ]
+
+
+def column_option(roles: Mapping[str, str], example: str) -> Any:
+    """The option that says which column plays a role; `roles` has the meaning of each."""
+    meanings = "; ".join(f"**{role}**: {meaning}" for role, meaning in roles.items())
+    words = f"Which column plays a role, where its name differs, as `{example}`. May be repeated. {meanings}."
+    return typer.Option("--column", "-c", metavar="ROLE=NAME", help=words)
+
+
+_COLUMN = "position=rank"
+
+Column = Annotated[list[str] | None, column_option(ROLES, _COLUMN)]
 Categorical = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="A column of numbers that are names (ids, codes). May be repeated."),
@@ -40,13 +51,18 @@ def open_log(
     source: str, column: Sequence[str] | None, categorical: Sequence[str] | None, drop: Sequence[str] | None
 ) -> Log:
     """Open the log that the shared options describe."""
+    return read(source, columns=role_columns(column, _COLUMN), categorical=categorical or (), drop=drop or ())
+
+
+def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
+    """The role and the column of each ROLE=NAME; a refusal shows the example."""
     columns: dict[str, str] = {}
-    for entry in column or ():
+    for entry in entries or ():
         role, equals, name = entry.partition("=")
         if not equals or not role or not name:
-            raise ConfigError(f"--column takes ROLE=NAME, as position=rank; got '{entry}'")
+            raise ConfigError(f"--column takes ROLE=NAME, as {example}; got '{entry}'")
         columns[role] = name
-    return read(source, columns=columns, categorical=categorical or (), drop=drop or ())
+    return columns
 
 
 def print_json(value: Any) -> None:

@@ -17,7 +17,7 @@ from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.progress import Report, bars
 
-__all__ = ["train_command"]
+__all__ = ["families", "train_command"]
 
 _FAMILIES = "auto|monotone|factorised|vector|position|deepfm|gbdt|pbm"
 
@@ -37,26 +37,61 @@ def train_command(
             help="The family of the click model. **monotone**: one falling curve, steeper or flatter by item; "
             "**factorised**: examination(item, k) · relevance(item); **vector**: K outputs (the paper's A1); "
             "**position**: position as an input (A2); **deepfm**: the same on a DeepFM; **gbdt**: LightGBM; **pbm**: "
-            "one curve for all items. **auto** takes the best of monotone, factorised and vector by held-out log loss; "
-            "several with commas between them: the best of these.",
+            "one curve for all items. **auto** takes the best of monotone, factorised and vector, or the mean of all "
+            "three, by held-out log loss; several with commas between them: likewise of these.",
         ),
     ] = "auto",
     ensemble: Annotated[
         int | None, typer.Option(min=1, help="Seeds whose tables are averaged.", show_default="1")
     ] = None,
-    mix: Annotated[
-        bool, typer.Option("--mix", help="Average all families that were named, not the best alone.")
-    ] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Average all families that were named in any case.")] = False,
     backbone: Annotated[str | None, typer.Option(metavar="mlp|deepfm", help="What every network is built on.")] = None,
     calibration: Annotated[
         str | None,
         typer.Option(metavar="temperature|isotonic|none", help="How the table is calibrated, by position."),
     ] = None,
+    ranker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="network|trees|none",
+            help="What learns to rank from the click table: a **network**, LightGBM **trees** with the same objective, "
+            "or **none**, which leaves the exact matching.",
+            show_default="network",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|score|match|ctr1",
+            help="How the model ranks: by **score**, by the exact **match** of items to positions, or by the expected "
+            "utility at position 1 (**ctr1**). **auto** takes the better of score and match by a cross-fitted estimate "
+            "on the validation split.",
+            show_default="auto",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="model|counterfactual|blend",
+            help="The utility that is maximised: what the click **model** expects, Eq. 3 on the logged clicks "
+            "(**counterfactual**, as in the paper), or a **blend** of both.",
+            show_default="model",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            metavar="stable|paper", help="The loss: **stable**, or Eq. 9 as **paper** prints it.", show_default="stable"
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data at most.", show_default="30")] = None,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Where networks are trained.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of all random numbers.", show_default="0")] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML with any setting of a click model; flags come before it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="TOML with any setting, in the tables clicks, scorer and trees; flags come before it."
+        ),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -73,30 +108,39 @@ def train_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a click model: P(click | item, position) for every item and every position.
+    """Train a ranker: a click model, P(click | item, position), and a scorer that learns from it the order of highest
+    expected utility.
 
     Train teaches, valid stops, chooses and calibrates; test is only reported. A run that was killed goes on where it
-    was when the same command is given again. The model is a folder with a JSON manifest, weights and an ONNX graph
-    that takes raw features.
+    was when the same command is given again. The model is a folder with a JSON manifest, weights and ONNX graphs
+    that take raw features.
 
     Example: `urank train prepared -o model --click-model monotone --ensemble 3`
     """
-    settings = (read_toml(config) if config is not None else {}) | _families(click_model)
-    flags = {"ensemble": ensemble, "backbone": backbone, "calibration": calibration, "seed": seed, "mix": mix or None}
-    settings |= {key: value for key, value in flags.items() if value is not None}
-    training = {"epochs": epochs, "device": device}
-    given = {key: value for key, value in training.items() if value is not None}
-    settings["training"] = settings.get("training", {}) | given
+    settings = _settings(
+        read_toml(config) if config is not None else {},
+        {"ranker": ranker, "method": method},
+        {
+            **families(click_model),
+            "ensemble": ensemble,
+            "backbone": backbone,
+            "calibration": calibration,
+            "seed": seed,
+            "mix": mix or None,
+        },
+        {"target": target, "form": form, "backbone": backbone, "seed": seed},
+        {"epochs": epochs, "device": device},
+    )
     import torch  # slow to load, as all that needs it
 
-    from urank.clicks.config import ClickConfig
-    from urank.clicks.fit import fit_clicks
+    from urank.api import fit_model
     from urank.clicks.truth import read_truth
     from urank.model import save_model
+    from urank.rankers.config import UrankConfig
     from urank.report.click_terminal import print_fit
     from urank.report.fit import fit_report
 
-    checked = build(ClickConfig, settings, str(config) if config is not None else "the click model")
+    checked = build(UrankConfig, settings, str(config) if config is not None else "the model")
     if output.exists() and not overwrite:
         raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
     if truth is not None:
@@ -105,24 +149,51 @@ def train_command(
     working = output.with_name(f".{output.name}.training")
     with bars(quiet=quiet or json) as report:
         dataset = _dataset(log, working, column, categorical, drop, report)
-        fit = fit_clicks(dataset, checked, checkpoints=working / "checkpoints", report=report)
-        judged = fit_report(fit, dataset, checked, truth=truth)
+        fit = fit_model(dataset, checked, checkpoints=working / "checkpoints", report=report)
+        judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
         report("writing the model", 0, None)
-        save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts={"quality": judged.to_dict()})
+        facts = {"quality": judged.to_dict(), "why": fit.why}
+        save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts=facts)
     shutil.rmtree(working, ignore_errors=True)
     if html is not None:
         from urank.report.clicks import write_fit
 
         write_fit(judged, html)
     if json:
-        print_json(judged.to_dict())
+        print_json({**judged.to_dict(), "model": fit.model.name, "method": fit.model.method, "why": fit.why})
     elif not quiet:
         console = Console()
         print_fit(judged, console)
-        console.print(f"\nThe model is in {output}", highlight=False, soft_wrap=True, markup=False, emoji=False)
+        sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The model is in {output}"
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
-def _families(name: str) -> dict[str, Any]:
+def _settings(
+    config: dict[str, Any],
+    model: dict[str, Any],
+    clicks: dict[str, Any],
+    scorer: dict[str, Any],
+    training: dict[str, Any],
+) -> dict[str, Any]:
+    """The settings of a file with the flags that were given laid over them."""
+
+    def laid_over(under: Any, flags: dict[str, Any]) -> dict[str, Any]:
+        return dict(under) | {key: value for key, value in flags.items() if value is not None}
+
+    for table in ("clicks", "scorer"):
+        if not isinstance(config.get(table, {}), dict):
+            raise ConfigError(f"{table} must be a table of settings; got {config[table]!r}")
+    settings = laid_over(config, model)
+    settings["clicks"] = laid_over(config.get("clicks", {}), clicks)
+    settings["clicks"]["training"] = laid_over(settings["clicks"].get("training", {}), training)
+    settings["scorer"] = laid_over(config.get("scorer", {}), scorer)
+    if training["device"] is not None:
+        given = {"device": training["device"]}
+        settings["scorer"]["training"] = laid_over(settings["scorer"].get("training", {}), given)
+    return settings
+
+
+def families(name: str) -> dict[str, Any]:
     """The settings that the name of a click model stands for."""
     if name == "auto":
         return {}

@@ -1,0 +1,260 @@
+"""The public face: fit a model on a log, rank with it, and say what it would earn.
+
+log = urank.read("log.parquet")
+model = urank.URank().fit(log)
+model.rank(candidates)
+print(urank.evaluate([model], log))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from urank.clicks.fit import Fit, fit_clicks
+from urank.clicks.truth import read_truth, true_table
+from urank.config import build
+from urank.errors import ConfigError, DataError
+from urank.evaluate.compare import Evaluation, evaluate_policies
+from urank.evaluate.crossfit import CrossfitConfig
+from urank.log.dataset import Dataset, is_prepared
+from urank.log.prepare import prepare
+from urank.log.read import Log, read
+from urank.log.split import SPLITS
+from urank.model import load_model, save_model
+from urank.progress import Report, silent
+from urank.rankers.config import UrankConfig
+from urank.rankers.gbdt import fit_trees
+from urank.rankers.policies import ModelPolicy, Policy, Random
+from urank.rankers.ranking import Method, RankingModel, Scorer
+from urank.rankers.urank import RankerConfig, fit_urank
+from urank.training import History
+from urank.utility import FLOOR
+
+__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "policies_of", "prepared"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFit:
+    """A trained model and how it came about.
+
+    Attributes:
+        model: what was made.
+        clicks: the fit of its click model.
+        history: the rounds of the scorer; none without one.
+        choice: the evaluation on the validation split by which `auto` chose the method; none if it had no choice.
+        why: how the method was chosen, in words.
+    """
+
+    model: RankingModel
+    clicks: Fit
+    history: History | None
+    choice: Evaluation | None
+    why: str
+
+
+class URank:
+    """Learns from a click log the order that earns the most.
+
+    Args:
+        ranker: `network`, `trees` or `none`: what gives scores.
+        method: `auto`, `score`, `match` or `ctr1`: how it ranks.
+        clicks, scorer, trees: any setting of `ClickConfig`, `RankerConfig` and `TreesConfig`.
+        seed: of all random numbers.
+
+    After `fit`, `model_` is what ranks, and `fit_` tells how it came about.
+    """
+
+    def __init__(
+        self,
+        *,
+        ranker: str = "network",
+        method: str = "auto",
+        clicks: Mapping[str, Any] | None = None,
+        scorer: Mapping[str, Any] | None = None,
+        trees: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.ranker = ranker
+        self.method = method
+        self.clicks = clicks
+        self.scorer = scorer
+        self.trees = trees
+        self.seed = seed
+
+    def fit(self, log: Log | Dataset | str | Path | Any, *, report: Report = silent) -> Self:
+        """Learn from a log: what `urank.read` gave, a path, a prepared folder, or a table."""
+        settings = {
+            "ranker": self.ranker,
+            "method": self.method,
+            "clicks": {"seed": self.seed, **(self.clicks or {})},
+            "scorer": {"seed": self.seed, **(self.scorer or {})},
+            "trees": dict(self.trees or {}),
+        }
+        self.config_ = build(UrankConfig, settings, "URank")
+        with prepared(log, report=report) as dataset:
+            self.fit_ = fit_model(dataset, self.config_, report=report)
+        self.model_ = self.fit_.model
+        return self
+
+    def rank(self, candidates: Any, *, method: Method | None = None, top: int | None = None) -> pl.DataFrame:
+        """Rank candidates; see `RankingModel.rank`."""
+        return self._fitted().rank(candidates, method=method, top=top)
+
+    def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """The score of each candidate."""
+        return self._fitted().score(candidates, value)
+
+    def log_ctr(self, candidates: pl.DataFrame) -> NDArray[np.float32]:
+        """log P(click | candidate, position) `[rows, K]`."""
+        return self._fitted().log_ctr(candidates)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False, onnx: bool = True) -> None:
+        """Write the model into a folder; `urank.load_model` reads it."""
+        save_model(self._fitted(), self.config_, folder, overwrite=overwrite, onnx=onnx)
+
+    def _fitted(self) -> RankingModel:
+        if not hasattr(self, "model_"):
+            raise ConfigError("this URank has not been fitted; call fit with a log first")
+        return self.model_
+
+
+def fit_model(
+    dataset: Dataset, config: UrankConfig, *, checkpoints: Path | None = None, report: Report = silent
+) -> ModelFit:
+    """Train a click model, a scorer on its table, and choose how to rank.
+
+    Args:
+        dataset: a prepared log; train teaches, valid stops and chooses, test is not looked at.
+        config: settings.
+        checkpoints: a folder from which a run that was killed goes on.
+        report: told how far it is.
+    """
+    if not dataset.features:
+        raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
+    clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
+    scorer: Scorer | None = None
+    history: History | None = None
+    if config.ranker == "network":
+        checkpoint = checkpoints / _checkpoint_name(config.scorer) if checkpoints is not None else None
+        scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
+    elif config.ranker == "trees":
+        scorer, history = fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report)
+    if config.method != "auto":
+        model = RankingModel(clicks.model, scorer, config.method)
+        return ModelFit(model, clicks, history, None, "asked for")
+    model = RankingModel(clicks.model, scorer, "match" if scorer is None else "score")
+    if scorer is None:
+        return ModelFit(model, clicks, history, None, "there is no scorer")
+    try:
+        choice = evaluate_policies(
+            policies_of(model, methods=("score", "match")),
+            dataset,
+            splits=("valid",),
+            config=CrossfitConfig(seed=config.clicks.seed),
+            report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
+        )
+    except DataError as error:  # too few queries to cross-fit; the paper's way is then the default
+        return ModelFit(model, clicks, history, None, f"the methods could not be compared: {error}")
+    difference = choice.compare("match", "score")
+    best: Method = "match" if difference.mean > 0 else "score"
+    better, worse = (best, "score") if best == "match" else (best, "match")
+    why = (
+        f"{better} earns {abs(difference.mean):.4f} more {choice.measure} a list than {worse} on the validation split "
+        f"by the cross-fitted estimate (p = {difference.p_value:.2g})"
+    )
+    return ModelFit(RankingModel(clicks.model, scorer, best), clicks, history, choice, why)
+
+
+def _checkpoint_name(config: RankerConfig) -> str:
+    """Of a scorer, another for other settings; that the folder is of this data and click model, `fit_clicks` checks."""
+    return f"scorer-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}.safetensors"
+
+
+def evaluate(
+    models: Sequence[URank | RankingModel | Policy | str | Path],
+    log: Log | Dataset | str | Path | Any,
+    *,
+    split: str = "test",
+    estimator: str = "auto",
+    floor: float = FLOOR,
+    truth: str | Path | None = None,
+    config: CrossfitConfig | None = None,
+    report: Report = silent,
+) -> Evaluation:
+    """What models would earn, from a log, with intervals, beside the logged order and a random one.
+
+    Args:
+        models: fitted models, folders of models, or policies.
+        log: what `urank.read` gave, a path, a prepared folder, or a table.
+        split: the part to judge by: `test`, which no fit has looked at, or `all` for a log that is new to the models.
+        estimator: see `urank.evaluate.offpolicy`; `auto` is doubly robust with known propensities, else direct.
+        floor: least that a logged click probability counts as.
+        truth: what `urank simulate` wrote: true utilities are told beside the estimates.
+        config: the evaluation's own click model.
+        report: told how far it is.
+    """
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split must be {', '.join(SPLITS)} or all; got '{split}'")
+    known = true_table(read_truth(truth)) if truth is not None else None
+    loaded = [_ranking_model(model) for model in models]
+    names = _names(models)
+    policies: list[Policy] = []
+    for name, model in zip(names, loaded, strict=True):
+        policies += (
+            policies_of(model, prefix=f"{name} " if name else "") if isinstance(model, RankingModel) else [model]
+        )
+    with prepared(log, report=report) as dataset:
+        return evaluate_policies(
+            [*policies, Random()],
+            dataset,
+            splits=SPLITS if split == "all" else (split,),
+            estimator=estimator,
+            floor=floor,
+            truth=known,
+            config=config,
+            report=report,
+        )
+
+
+def policies_of(model: RankingModel, *, methods: Sequence[Method] | None = None, prefix: str = "") -> list[Policy]:
+    """A policy for each way in which a model can rank."""
+    return [ModelPolicy(f"{prefix}{method}", model, method) for method in methods or model.methods]
+
+
+@contextmanager
+def prepared(log: Log | Dataset | str | Path | Any, *, report: Report = silent) -> Iterator[Dataset]:
+    """A log as prepared data, which is removed afterwards unless it was prepared before."""
+    if isinstance(log, Dataset):
+        yield log
+    elif isinstance(log, str | Path) and is_prepared(log):
+        yield Dataset(log)
+    else:
+        with tempfile.TemporaryDirectory(prefix="urank-") as folder:
+            prepare(log if isinstance(log, Log) else read(log), Path(folder) / "prepared", report=report)
+            yield Dataset(Path(folder) / "prepared")
+
+
+def _ranking_model(model: Any) -> RankingModel | Policy:
+    if isinstance(model, URank):
+        return model._fitted()
+    return load_model(model) if isinstance(model, str | Path) else model
+
+
+def _names(models: Sequence[Any]) -> list[str]:
+    """What tells several models apart; one alone needs no name."""
+    if len(models) == 1:
+        return [""]
+    folders = [Path(model) if isinstance(model, str | Path) else None for model in models]
+    short = [f"model {n}" if folder is None else folder.name for n, folder in enumerate(folders, 1)]
+    whole = [f"model {n}" if folder is None else str(folder) for n, folder in enumerate(folders, 1)]
+    return short if len(set(short)) == len(short) else whole

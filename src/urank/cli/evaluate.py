@@ -1,0 +1,97 @@
+"""`urank evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from urank.cli.options import Categorical, Column, Drop, Json, Quiet, open_log, print_json
+from urank.errors import ConfigError
+from urank.log.dataset import is_prepared
+from urank.progress import bars
+
+__all__ = ["evaluate_command"]
+
+
+def evaluate_command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL... LOG",
+            help="The folders of one or more models, and last the log: what `urank prepare` wrote, or a log as it "
+            "takes it.",
+            show_default=False,
+        ),
+    ],
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="test|valid|train|all",
+            help="The queries to judge by. **test** are those that no training has looked at; **all** is for a log "
+            "that is new to the models.",
+        ),
+    ] = "test",
+    estimator: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|ratio|self_normalised|direct|doubly_robust|ips|snips",
+            help="What the table shows. **ratio**: Eq. 3, a click times P(click at the new position) / P(click at the "
+            "logged one); **self_normalised**: the same, divided by what it would be if clicks came as modelled; "
+            "**direct**: what the click model expects; **doubly_robust**: that, corrected by the clicks; **ips** and "
+            "**snips** need the column propensity. **auto**: doubly_robust where propensities are known, else direct.",
+        ),
+    ] = "auto",
+    cuts: Annotated[
+        int, typer.Option(min=1, max=100, help="Times that the queries are halved to fit the evaluation's own models.")
+    ] = 2,
+    floor: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Least that a logged click probability counts as in a ratio.")
+    ] = 0.01,
+    truth: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What `urank simulate` wrote: the true utilities beside the estimates."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds and all random numbers.")] = 0,
+    column: Column = None,
+    categorical: Categorical = None,
+    drop: Drop = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what models would earn, from a log, with intervals, before anybody ships them.
+
+    Every way in which a model can rank is judged beside the logged order and a random one: utility of the first 1, 3, 5
+    and of all positions, the difference to the logged order with its 95 % interval, and how likely chance alone makes
+    it. No policy is judged by the click table it was optimised on: the evaluation fits click models of its own on the
+    log, each on other queries than it judges. Where the log cannot support a claim, it says so.
+
+    Example: `urank evaluate model prepared --html evaluation.html`
+    """
+    if len(paths) < 2:
+        raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
+    *models, log = paths
+    if is_prepared(log) and (column or categorical or drop):
+        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+    from urank.api import evaluate  # slow to load, as all that needs torch
+    from urank.evaluate.crossfit import CrossfitConfig
+    from urank.report.evaluation import print_evaluation, write_evaluation
+
+    config = CrossfitConfig(cuts=cuts, seed=seed)
+    source = log if is_prepared(log) else open_log(log, column, categorical, drop)
+    with bars(quiet=quiet or json) as report:
+        found = evaluate(
+            models, source, split=split, estimator=estimator, floor=floor, truth=truth, config=config, report=report
+        )
+    if html is not None:
+        write_evaluation(found, html)
+    if json:
+        print_json(found.to_dict())
+    elif not quiet:
+        console = Console()
+        print_evaluation(found, console)
+        if html is not None:
+            console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -1,0 +1,148 @@
+"""`urank rank`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import typer
+from rich.console import Console
+
+from urank.cli.options import Json, Overwrite, Quiet, column_option, print_json, role_columns
+from urank.errors import ConfigError
+from urank.files import new_file
+from urank.log.candidate_schema import CANDIDATE_ROLES
+from urank.log.files import PARQUET, find_files
+from urank.prefetch import prefetch
+from urank.progress import bars
+
+if TYPE_CHECKING:  # torch is slow to load
+    from urank.rankers.ranking import RankingModel
+
+__all__ = ["rank_command"]
+
+ROW_GROUP_BYTES = 32 * 2**20
+_COLUMN = "query_id=search"
+
+
+class Method(StrEnum):
+    """How a list is ranked."""
+
+    score = "score"
+    match = "match"
+    ctr1 = "ctr1"
+
+
+def rank_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that `urank train` wrote.")],
+    candidates: Annotated[
+        str,
+        typer.Argument(
+            metavar="CANDIDATES", help="Parquet or CSV (also gzipped): a file, a folder, or a glob in quotes."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="RANKED", help="The Parquet file to write.")],
+    method: Annotated[
+        Method | None,
+        typer.Option(
+            help="By falling **score**; by the exact **match** of items to positions, the highest expected utility by "
+            "the click model; or **ctr1**, by what each would earn at position 1.",
+            show_default="the model's own",
+        ),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep the first N of each list.", show_default="all")
+    ] = None,
+    column: Annotated[list[str] | None, column_option(CANDIDATE_ROLES, _COLUMN)] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rank lists of candidates, best first.
+
+    The candidates have a row for each item: which query it is a candidate for, what a click on it is worth, and the
+    features that the model was trained on. Other columns are ignored, so a log can be ranked as it is. The rows of a
+    list must lie together, as they do when sorted by query. There may be more of them than fit into memory.
+
+    The result has the ids and, for each candidate, its `position`, its `score` (when the model has a scorer), the
+    probability of a `click` there and the `utility` that is expected of it. A candidate beyond the last position that
+    the model knows has no click, and utility 0. Candidates that break a rule are refused with the file and the row,
+    and nothing is left behind.
+
+    Example: `urank rank model candidates.parquet -o ranked.parquet --top 10`
+    """
+    _check_output(output, candidates, overwrite=overwrite)
+    columns = role_columns(column, _COLUMN)
+    started = time.monotonic()
+    loaded = _load(model)
+    chosen = loaded.method if method is None else method.value
+    source = loaded.candidates(candidates, columns=columns, required=("query_id",))
+    lists, rows, kept = 0, 0, 0
+    with bars(quiet=quiet or json) as report, new_file(output) as working, _Writer(working) as writer:
+        for some in prefetch(source.lists()):
+            ranked = loaded.rank_lists(some, method=chosen, top=top)
+            writer.write(ranked)
+            lists, rows, kept = lists + len(some.offsets) - 1, rows + some.frame.height, kept + ranked.height
+            report("ranking", some.done, source.size)
+    seconds = time.monotonic() - started
+    if json:
+        counts = {"lists": lists, "candidates": rows, "kept": kept}
+        print_json({**counts, "method": chosen, "seconds": round(seconds, 3), "output": str(output)})
+    elif not quiet:
+        shown = "" if top is None else f" ({kept:,} kept)"
+        Console().print(
+            f"{lists:,} lists of {rows:,} candidates{shown} ranked by {chosen} in {seconds:.1f} s, written to {output}",
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
+        )
+
+
+def _load(folder: Path) -> RankingModel:
+    from urank.model import load_model  # torch is slow to load
+
+    return load_model(folder)
+
+
+def _check_output(output: Path, candidates: str, *, overwrite: bool) -> None:
+    if output.suffix not in PARQUET:
+        raise ConfigError(f"--output must name a Parquet file, ending in {' or '.join(PARQUET)}; got {output}")
+    if output.is_file() and not overwrite:
+        raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
+    if output.resolve() in {path.resolve() for path in find_files(candidates)}:
+        raise ConfigError(f"{output} holds the candidates; choose another name")
+
+
+class _Writer(AbstractContextManager["_Writer"]):
+    """Writes frames of any size into one Parquet file, a row group whenever there is enough for one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[pl.DataFrame] = []
+        self._bytes = 0
+        self._file: Any = None
+
+    def write(self, frame: pl.DataFrame) -> None:
+        self._waiting.append(frame)
+        self._bytes += int(frame.estimated_size())
+        if self._bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pl.concat(self._waiting).to_arrow()
+        self._waiting, self._bytes = [], 0
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._path, table.schema)
+        self._file.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._waiting and kind is None:
+            self._flush()
+        if self._file is not None:
+            self._file.close()

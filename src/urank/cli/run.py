@@ -1,0 +1,107 @@
+"""`urank run`: the whole job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
+from urank.cli.train import families
+from urank.config import build
+from urank.files import new_folder
+from urank.log.dataset import Dataset
+from urank.log.inspect import inspect
+from urank.log.prepare import prepare
+from urank.progress import bars
+
+__all__ = ["run_command"]
+
+
+def run_command(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A log as `urank prepare` takes it.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for the model, the data and the report.")
+    ],
+    click_model: Annotated[
+        str, typer.Option(metavar="FAMILY", help="The family of the click model; see `urank train --help`.")
+    ] = "auto",
+    ensemble: Annotated[int, typer.Option(min=1, help="Seeds whose click tables are averaged.")] = 1,
+    ranker: Annotated[str, typer.Option(metavar="network|trees|none", help="What learns to rank.")] = "network",
+    truth: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What `urank simulate` wrote: the truth beside every estimate."),
+    ] = None,
+    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that stop and choose.")] = 0.1,
+    test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that judge.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
+    column: Column = None,
+    categorical: Categorical = None,
+    drop: Drop = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Do the whole job: inspect a log, prepare it, train a ranker, say what it would earn, and write one report.
+
+    DIR then holds `prepared/`, `model/` (for `urank rank` and `urank.load_model`) and `report.html`. It appears when
+    all is done.
+
+    Example: `urank run log.parquet -o job -c position=rank`
+    """
+    settings = {
+        "ranker": ranker,
+        "clicks": {**families(click_model), "ensemble": ensemble, "seed": seed},
+        "scorer": {"seed": seed},
+    }
+    import torch  # slow to load, as all that needs it
+
+    from urank.api import evaluate, fit_model
+    from urank.clicks.curves import click_curves_of
+    from urank.clicks.truth import read_truth
+    from urank.evaluate.crossfit import CrossfitConfig
+    from urank.model import save_model
+    from urank.rankers.config import UrankConfig
+    from urank.report.evaluation import print_evaluation
+    from urank.report.fit import fit_report
+    from urank.report.job import write_job
+
+    checked = build(UrankConfig, settings, "the model")
+    if truth is not None:
+        read_truth(truth)  # better refused now than after the training
+    source = open_log(log, column, categorical, drop)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
+    console = Console()
+    with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
+        with bars(quiet=quiet or json) as report:
+            inspection = inspect(source, report=report)
+            prepare(source, folder / "prepared", valid=valid, test=test, report=report)
+            dataset = Dataset(folder / "prepared")
+            fit = fit_model(dataset, checked, report=report)
+            judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
+            found = evaluate([fit.model], dataset, truth=truth, config=CrossfitConfig(seed=seed), report=report)
+            report("writing the model and the report", 0, None)
+            facts = {"quality": judged.to_dict(), "why": fit.why}
+            save_model(fit.model, checked, folder / "model", facts=facts)
+            by = "category" if "category" in source.schema.roles else "item_id"
+            curves = click_curves_of(fit.clicks.model, source, by=by) if by in source.schema.roles else None
+            write_job(
+                folder / "report.html",
+                inspection=inspection,
+                fit=judged,
+                evaluation=found,
+                chosen=fit.model.method,
+                why=fit.why,
+                curves=curves,
+                by=by,
+            )
+        if json:
+            print_json({"model": fit.model.name, "method": fit.model.method, "why": fit.why, **found.to_dict()})
+    if not quiet and not json:
+        console.print(f"The log is {inspection.verdict.sentence}.\n", highlight=False, soft_wrap=True, markup=False)
+        print_evaluation(found, console)
+        sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The report is {output / 'report.html'}"
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False, emoji=False)
