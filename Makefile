@@ -21,14 +21,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 install: $(VENV)/.installed  ## create .venv and install urank into it
 
-demo: $(VENV)/.installed  ## simulate a log, prepare, inspect, train a click model; ends with HTML reports
+demo: $(VENV)/.installed  ## simulate a log, inspect, prepare, train, evaluate; ends with one HTML report
 	@rm -rf $(DEMO)
-	$(BIN)/urank simulate -o $(DEMO)/simulation --queries 3000 --seed 1
-	$(BIN)/urank prepare $(DEMO)/simulation/log.parquet -o $(DEMO)/prepared
-	$(BIN)/urank inspect $(DEMO)/simulation/log.parquet --html $(DEMO)/inspection.html
-	$(BIN)/urank train $(DEMO)/prepared -o $(DEMO)/model --click-model monotone --truth $(DEMO)/simulation --html $(DEMO)/fit.html
-	$(BIN)/urank curves $(DEMO)/model $(DEMO)/prepared -o $(DEMO)/curves.svg
-	@echo "Look at $(DEMO)/inspection.html, $(DEMO)/fit.html and $(DEMO)/curves.svg"
+	$(BIN)/urank simulate -o $(DEMO)/simulation --queries 3000 --test 0.2 --seed 1
+	$(BIN)/urank run $(DEMO)/simulation/log.parquet -o $(DEMO)/job --drop relevance --drop propensity --click-model monotone --test 0.2 --truth $(DEMO)/simulation
+	@echo "Look at $(DEMO)/job/report.html"
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -42,9 +39,14 @@ test: lint  ## lint, then every test and doctest
 pictures: demo  ## draw the pictures of the README again
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
 
-bench: $(VENV)/.installed-dev  ## measure speed, memory and accuracy against peers (see benchmarks/)
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+bench: $(VENV)/.installed-bench  ## measure speed, memory and accuracy against peers (see benchmarks/)
 	$(BIN)/python -m benchmarks log
 	$(BIN)/python -m benchmarks clicks
+	$(BIN)/python -m benchmarks utility
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

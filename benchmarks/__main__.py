@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.harness import Bar, environment, show, write_results
 
-NAMES = ("log", "clicks")
+NAMES = ("log", "clicks", "utility")
 
 
 def main() -> int:

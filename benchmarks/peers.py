@@ -1,0 +1,111 @@
+"""The rankers that people would otherwise use: LightGBM's `lambdarank` and XGBoost's `lambdarank_unbiased`, on clicks.
+
+Each is trained on the clicks of the train split and stopped by nDCG@10 of the clicks of the valid split, with trees of
+the same size and number at most as ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import lightgbm
+import numpy as np
+from numpy.typing import NDArray
+
+from urank.features import Featurizer, Inputs
+from urank.log.dataset import Dataset
+from urank.log.lists import list_ids
+from urank.stream import Stream
+from urank.trees import matrix
+
+TREES, PATIENCE, RATE, LEAVES, LEAST = 300, 20, 0.1, 31, 50
+
+Score = Callable[[Inputs], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A split in memory, the items of a list by rising position, as XGBoost takes the position from the order."""
+
+    features: NDArray[np.float32]
+    click: NDArray[np.float32]
+    position: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+def rows_of(dataset: Dataset, split: str, featurizer: Featurizer) -> Rows:
+    stream = Stream(dataset, split, featurizer, cache_bytes=0)
+    parts = []
+    for number in range(len(stream.groups)):
+        lists = stream.lists(number)
+        order = np.lexsort((lists.position, list_ids(lists.offsets)))
+        features = matrix(lists.inputs, None)[order]
+        parts.append((features, lists.click[order], lists.position[order], np.diff(lists.offsets)))
+    features, click, position, lengths = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Rows(features, click, position, np.append(0, np.cumsum(lengths)))
+
+
+def lightgbm_ranker(train: Rows, valid: Rows, *, position: bool, threads: int, seed: int = 0) -> Score:
+    """LightGBM's `lambdarank`, with or without its own correction of position bias."""
+    settings = lightgbm_settings(threads, seed) | {"objective": "lambdarank", "metric": "ndcg", "eval_at": [10]}
+    data = lightgbm.Dataset(
+        train.features,
+        train.click,
+        group=np.diff(train.offsets),
+        position=train.position - 1 if position else None,
+        params={"verbose": -1},
+    )
+    held_out = lightgbm.Dataset(valid.features, valid.click, group=np.diff(valid.offsets), reference=data)
+    booster = lightgbm.train(
+        settings,
+        data,
+        num_boost_round=TREES,
+        valid_sets=[held_out],
+        callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
+    )
+    return lambda inputs: np.asarray(booster.predict(matrix(inputs, None)))
+
+
+def lightgbm_settings(threads: int, seed: int) -> dict[str, object]:
+    return {
+        "learning_rate": RATE,
+        "num_leaves": LEAVES,
+        "min_data_in_leaf": LEAST,
+        "num_threads": threads,
+        "seed": seed,
+        "verbose": -1,
+    }
+
+
+def xgboost_ranker(train: Rows, valid: Rows, *, threads: int, seed: int = 0) -> Score:
+    """XGBoost's `rank:ndcg` with `lambdarank_unbiased`."""
+    import xgboost  # only benchmarks need it
+
+    def data(rows: Rows) -> xgboost.QuantileDMatrix:
+        return xgboost.DMatrix(rows.features, rows.click, qid=list_ids(rows.offsets), nthread=threads)
+
+    booster = xgboost.train(
+        {
+            "objective": "rank:ndcg",
+            "eval_metric": "ndcg@10",
+            "lambdarank_unbiased": True,
+            "lambdarank_pair_method": "topk",
+            "lambdarank_num_pair_per_sample": 10,
+            "eta": RATE,
+            "max_leaves": LEAVES,
+            "max_depth": 0,
+            "grow_policy": "lossguide",
+            "tree_method": "hist",
+            "min_child_weight": 0.1,
+            "nthread": threads,
+            "seed": seed,
+        },
+        data(train),
+        num_boost_round=TREES,
+        evals=[(data(valid), "valid")],
+        early_stopping_rounds=PATIENCE,
+        verbose_eval=False,
+    )
+    last = (0, booster.best_iteration + 1)
+    return lambda inputs: booster.predict(xgboost.DMatrix(matrix(inputs, None), nthread=threads), iteration_range=last)

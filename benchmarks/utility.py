@@ -1,0 +1,313 @@
+"""The ranker: true utility against the libraries, honest estimates of it, and what the matching costs.
+
+    python -m benchmarks utility           the default two-logger simulation, 5 seeds; bids; the coverage of intervals;
+                                           MSLR, MQ2008 and the hotel log where the data is at hand
+
+Real data is looked for in ../shared/data or $URANK_DATA; without it those parts are left out, and it is said. XGBoost
+comes with `pip install -e .[bench]`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from scipy.optimize import linear_sum_assignment
+
+import urank
+from benchmarks.coverage import coverage
+from benchmarks.harness import Bar, median_seconds
+from benchmarks.hotel import hotel
+from benchmarks.peers import lightgbm_ranker, rows_of, xgboost_ranker
+from benchmarks.trees_time import trees_time
+from urank.clicks.config import ClickConfig
+from urank.clicks.fit import fit_clicks
+from urank.clicks.heads import build_network, click_loss
+from urank.clicks.model import ClickModel, NetworkClicks
+from urank.clicks.truth import read_truth
+from urank.evaluate.stats import paired
+from urank.features import Inputs
+from urank.log.dataset import Dataset
+from urank.log.lists import list_ids, offsets_of_runs, pad, positions_by_score, where_items
+from urank.log.split import SPLITS, split_by_hash, stable_hash
+from urank.matching import match
+from urank.matching import match as best_matching
+from urank.rankers.gbdt import TreesConfig, fit_trees
+from urank.rankers.ranking import RankingModel
+from urank.rankers.urank import RankerConfig, fit_urank
+from urank.simulate.config import SimulationConfig
+from urank.simulate.letor import simulate, write_simulation
+from urank.stream import Batch, Stream
+from urank.training import mean_loss, seeded, train
+from urank.utility import utility
+
+DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data"))
+LIBRARIES = ("LightGBM lambdarank", "LightGBM lambdarank, position", "XGBoost lambdarank_unbiased")
+OTHERS = (*LIBRARIES, "CTR-1", "logged")
+TAUGHT = ("matching of the truth", "U-rank on the true table", "matching, taught")
+console = Console(stderr=True)
+
+Values = dict[str, NDArray[np.float64]]
+
+
+def run(*, quick: bool) -> Iterator[Bar]:
+    with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
+        folder = Path(name)
+        yield from _matching()
+        yield from _simulated(folder, seeds=1 if quick else 5, queries=300 if quick else None)
+        yield from _bids(folder, seeds=1 if quick else 2, queries=300 if quick else None)
+        yield from trees_time(folder, queries=300 if quick else 10_000)
+        yield from coverage(folder, logs=4 if quick else 200)
+        if DATA.is_dir():
+            yield from _letor(folder, quick=quick)
+            yield from hotel(folder, DATA, quick=quick)
+        else:
+            console.print(f"no real data at {DATA}: MSLR, MQ2008 and the hotel log are left out")
+
+
+def _matching() -> Iterator[Bar]:
+    """What the matching of 1,000 candidates to 10 positions costs, and whether it is the optimum."""
+    rng = np.random.default_rng(0)
+    lists = [rng.random((1, 1000, 1)) / np.arange(1, 11) ** rng.uniform(0.2, 2, (1, 1000, 1)) for _ in range(200)]
+    (seconds,) = median_seconds(lambda: [match(weights) for weights in lists])
+    yield Bar("matching 1,000 candidates to 10 positions", 1000 * seconds / len(lists), "ms", at_most=0.3)
+    apart = 0.0
+    for weights in lists[:20]:
+        square = np.zeros((1000, 1000))
+        square[:, :10] = weights[0]
+        rows, columns = linear_sum_assignment(square, maximize=True)
+        apart = max(apart, abs(float(utility(weights, match(weights))[0]) - square[rows, columns].sum()))
+    yield Bar("matching: largest distance to scipy's optimum of the square problem", apart, "", at_most=1e-9)
+
+
+def _simulated(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
+    """Every ranker on the default simulation; utilities are true ones."""
+    found = _over_seeds(folder, seeds, queries, values=None)
+    yield from _table("default simulation", found)
+    for other in OTHERS:
+        worst = max(paired(values["U-rank"], values[other]).p_value for values in found)
+        lead = min(float(values["U-rank"].mean() / values[other].mean()) for values in found)
+        yield Bar(f"U-rank (score) / {other}, worst seed", lead, "", at_least=1.0)
+        yield Bar(f"U-rank (score) against {other}: largest p-value", worst, "", at_most=0.05)
+    lead = min(float(values["matching"].mean() / values["U-rank"].mean()) for values in found)
+    yield Bar("matching / U-rank (score), worst seed", lead, "", at_least=1.0)
+    shares = {
+        "U-rank (score): share of the same ranker on the true table": ("U-rank", "U-rank on the true table", 0.97),
+        "matching: share of that of a click model fitted to the true table": ("matching", "matching, taught", 0.985),
+        "matching: share of the matching of the true table itself": ("matching", "matching of the truth", None),
+    }
+    for name, (ours, other, goal) in shares.items():
+        share = float(np.mean([values[ours].mean() / values[other].mean() for values in found]))
+        yield Bar(name, share, "", at_least=goal)
+
+
+def _bids(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
+    """Revenue, with bids drawn from 1 to 10."""
+    found = _over_seeds(folder, seeds, queries, values=(1.0, 10.0))
+    yield from _table("bids from 1 to 10", found)
+    for other in (*LIBRARIES, "CTR-1", "CTR-1 without bids", "matching without bids", "logged"):
+        shown = "bid · CTR-1" if other == "CTR-1" else other
+        worst = max(paired(values["U-rank"], values[other]).p_value for values in found)
+        lead = min(float(values["U-rank"].mean() / values[other].mean()) for values in found)
+        yield Bar(f"bids: revenue of U-rank (score) / {shown}, worst seed", lead, "", at_least=1.0)
+        yield Bar(f"bids: U-rank (score) against {shown}: largest p-value", worst, "", at_most=0.05)
+
+
+def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
+    """Simulated clicks on real documents: few queries, many sessions each."""
+    for name, path in (("MSLR", DATA / "mslr"), ("MQ2008", DATA / "mq2008")):
+        sessions = 20 if quick else 200 if name == "MSLR" else 50
+        found = _each(
+            folder,
+            [
+                SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.3, seed=seed, truth="all")
+                for seed in range(1 if quick else 4)
+            ],
+        )
+        yield from _table(name, found)
+        best = max(LIBRARIES, key=lambda library: _mean(found, library))
+        others = [other for other in found[0] if other not in TAUGHT]
+        second = max((other for other in others if other != "matching"), key=lambda other: _mean(found, other))
+        lead = _mean(found, "matching") / _mean(found, second)
+        yield Bar(f"{name}: matching / the best of all others ({second})", lead, "", at_least=1.0)
+        yield Bar(f"{name}: U-rank (score) / {best}", _mean(found, "U-rank") / _mean(found, best), "", at_least=1.0)
+        yield Bar(
+            f"{name}: matching / LightGBM lambdarank, position",
+            _mean(found, "matching") / _mean(found, "LightGBM lambdarank, position"),
+            "",
+        )
+
+
+def _mean(found: list[Values], name: str) -> float:
+    return float(np.mean([values[name].mean() for values in found]))
+
+
+def _table(title: str, found: list[Values]) -> Iterator[Bar]:
+    """The true utility of every ranker, relative to the logged order."""
+    for name in sorted(found[0], key=lambda name: -_mean(found, name)):
+        relative = [float(values[name].mean() / values["logged"].mean()) for values in found]
+        yield Bar(f"{title}: {name} / logged (sd {np.std(relative):.4f})", float(np.mean(relative)), "")
+
+
+def _over_seeds(folder: Path, seeds: int, queries: int | None, values: tuple[float, float] | None) -> list[Values]:
+    size = {} if queries is None else {"queries": queries}
+    return _each(folder, [SimulationConfig(seed=seed, values=values, truth="all", **size) for seed in range(seeds)])
+
+
+def _each(folder: Path, configs: list[SimulationConfig]) -> list[Values]:
+    """The values of several simulations, as many at a time as there are cores."""
+    found = []
+    with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(one_simulation, folder / str(config.seed), config) for config in configs]
+        for config, job in zip(configs, jobs, strict=True):
+            found.append(job.result())
+            shown = ", ".join(f"{name} {each.mean():.4f}" for name, each in found[-1].items())
+            console.print(f"seed {config.seed}: {shown}", highlight=False)
+    return found
+
+
+def one_simulation(folder: Path, config: SimulationConfig, threads: int = 1) -> Values:
+    """The true utility of each test query in the order of every ranker."""
+    torch.set_num_threads(threads)  # two simulations run at a time
+    dataset = simulated(folder, config)
+    candidates = Candidates.read(folder / "simulation", config)
+    clicks = fit_clicks(dataset, ClickConfig(seed=config.seed), reference=False).model
+    settings = RankerConfig(seed=config.seed)
+    true_table = candidates.true_table(clicks.featurizer.encode)
+    scorer, _ = fit_urank(dataset, clicks, settings)
+    trees, _ = fit_trees(dataset, clicks, settings, TreesConfig(threads=threads))
+    on_truth, _ = fit_urank(dataset, clicks, settings, table=true_table)
+    inputs, value = clicks.featurizer.encode(candidates.test), candidates.value
+    table = np.exp(clicks.log_ctr(inputs).astype(np.float64))
+    model = RankingModel(clicks, scorer)
+    found = {
+        "matching": candidates.utility(match=table * value[:, None]),
+        "U-rank": candidates.utility(score=model.score(inputs, value)),
+        "U-rank, trees": candidates.utility(score=trees.score(inputs, value)),
+        "CTR-1": candidates.utility(score=table[:, 0] * value),
+        "matching of the truth": candidates.utility(match=candidates.table * value[:, None]),
+        "U-rank on the true table": candidates.utility(score=on_truth.score(inputs, value)),
+        "matching, taught": candidates.utility(match=taught(dataset, clicks, true_table, inputs) * value[:, None]),
+        "logged": candidates.logged(dataset),
+    }
+    if config.values is not None:
+        found["CTR-1 without bids"] = candidates.utility(score=table[:, 0])
+        found["matching without bids"] = candidates.utility(match=table)
+    train, valid = (rows_of(dataset, split, clicks.featurizer) for split in ("train", "valid"))
+    scores = {
+        LIBRARIES[0]: lightgbm_ranker(train, valid, position=False, threads=threads, seed=config.seed),
+        LIBRARIES[1]: lightgbm_ranker(train, valid, position=True, threads=threads, seed=config.seed),
+        LIBRARIES[2]: xgboost_ranker(train, valid, threads=threads, seed=config.seed),
+    }
+    found |= {name: candidates.utility(score=score(inputs)) for name, score in scores.items()}
+    shutil.rmtree(folder)
+    return found
+
+
+def simulated(folder: Path, config: SimulationConfig) -> Dataset:
+    """A simulation, written and prepared; what a learner must not see is left out."""
+    write_simulation(simulate(config), folder / "simulation", overwrite=True)
+    log = urank.read(folder / "simulation" / "log.parquet", drop=["relevance", "propensity"])
+    shutil.rmtree(folder / "prepared", ignore_errors=True)
+    urank.prepare(log, folder / "prepared", valid=config.valid, test=config.test)
+    return Dataset(folder / "prepared")
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The candidates of a simulation, those of the test queries with their true table."""
+
+    every: pl.DataFrame
+    test: pl.DataFrame
+
+    @classmethod
+    def read(cls, folder: Path, config: SimulationConfig) -> Candidates:
+        every = read_truth(folder)
+        hashes = stable_hash(every["query_id"])
+        test = split_by_hash(hashes, valid=config.valid, test=config.test) == SPLITS.index("test")
+        return cls(every, every.filter(pl.Series(test)))
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        return np.array(self.test["table"].to_list(), dtype=np.float64)
+
+    @property
+    def value(self) -> NDArray[np.float32]:
+        return self.test["value"].to_numpy() if "value" in self.test.columns else np.ones(self.test.height, np.float32)
+
+    def utility(
+        self, *, score: NDArray[np.float64] | None = None, match: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """The true utility of each test query, sorted by score or matched by weights."""
+        offsets = offsets_of_runs(self.test["query_id"].rle_id().to_numpy())
+        where = where_items(offsets)
+        if match is not None:
+            positions = best_matching(pad(match, offsets), where=where)
+        else:
+            assert score is not None  # noqa: S101 - one of both is given
+            positions = positions_by_score(pad(score, offsets), where=where)
+        return utility(pad(self.table, offsets), positions, value=pad(self.value, offsets), where=where)
+
+    def logged(self, dataset: Dataset) -> NDArray[np.float64]:
+        """The true utility of each test query as it was shown, on average over its sessions."""
+        rows = self.test.select("item_id", "query_id").with_row_index("row")
+        table, value, parts = self.table, self.value, []
+        for block in dataset.blocks("test", ["item_id", "position"]):
+            shown = pl.DataFrame({"item_id": pl.Series(block.items["item_id"].combine_chunks()).cast(pl.String)})
+            row = shown.join(rows, on="item_id", how="left", maintain_order="left")["row"].to_numpy()
+            earned = table[row, block.column("position") - 1] * value[row]
+            lists = np.bincount(list_ids(block.offsets), earned, len(block.offsets) - 1)
+            parts.append(pl.DataFrame({"query_id": block.lists["query_id"].to_numpy(), "earned": lists}))
+        means = pl.concat(parts).with_columns(pl.col("query_id").cast(pl.String)).group_by("query_id").mean()
+        queries = self.test.select(pl.col("query_id").cast(pl.String)).unique(maintain_order=True)
+        return queries.join(means, on="query_id", how="left", maintain_order="left")["earned"].to_numpy()
+
+    def true_table(self, encode: Callable[[pl.DataFrame], Inputs]) -> Callable[[Inputs], NDArray[np.float32]]:
+        """What looks the true table of items up by their features."""
+        known = _fingerprints(encode(self.every))
+        order = np.argsort(known)
+        table = np.array(self.every["table"].to_list(), dtype=np.float32)[order]
+
+        def look_up(inputs: Inputs) -> NDArray[np.float32]:
+            return table[np.searchsorted(known[order], _fingerprints(inputs))]
+
+        return look_up
+
+
+def _fingerprints(inputs: Inputs) -> NDArray[np.uint64]:
+    bits = np.ascontiguousarray(inputs.numeric).view(np.uint32).astype(np.uint64)
+    factors = np.random.default_rng(0).integers(0, 2**63, bits.shape[1], dtype=np.uint64) | np.uint64(1)
+    return np.asarray((bits * factors).sum(axis=1, dtype=np.uint64))
+
+
+def taught(
+    dataset: Dataset,
+    clicks: ClickModel,
+    true_table: Callable[[Inputs], NDArray[np.float32]],
+    inputs: Inputs,
+) -> NDArray[np.float64]:
+    """The table of a click model of the same kind that was taught the true table: what its features can tell."""
+    config = ClickConfig()
+    streams = [
+        Stream(dataset, split, clicks.featurizer, batch_lists=lists, table=true_table)
+        for split, lists in (("train", 256), ("valid", 2048))
+    ]
+
+    def loss(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return click_loss(network(batch.numeric, batch.categorical), batch.table)
+
+    with seeded(0):
+        network = build_network("vector", clicks.featurizer, dataset.positions, hidden=config.hidden)
+    train(network, loss, streams[0], lambda network: mean_loss(network, loss, streams[1]), config.training, seed=0)
+    return np.exp(NetworkClicks("vector", network).log_ctr(inputs).astype(np.float64))
