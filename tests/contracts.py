@@ -1,21 +1,34 @@
-"""The checks that every click model must pass, whatever its family; `test_*.py` files call them."""
+"""The checks that every click model, and those that every scorer, must pass; `test_*.py` files call them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import polars as pl
 import pytest
+from numpy.typing import NDArray
 
 from urank.clicks.config import ClickConfig
 from urank.clicks.model import ClickModel
 from urank.errors import DataError
+from urank.features import Featurizer
 from urank.model import load_model, save_model
+from urank.rankers.config import UrankConfig
+from urank.rankers.ranking import RankingModel
 
-__all__ = ["CHECKS"]
+__all__ = [
+    "CHECKS",
+    "SCORER_CHECKS",
+    "check_saved_loaded_and_exported",
+    "check_scorer_exported",
+    "check_scorer_saved_and_loaded",
+]
+
+# Click models
 
 
 def check_table(model: ClickModel, rows: pl.DataFrame) -> None:
@@ -37,11 +50,8 @@ def check_rows_are_independent(model: ClickModel, rows: pl.DataFrame) -> None:
 
 def check_unknown_and_missing_values(model: ClickModel, rows: pl.DataFrame) -> None:
     """Categories never seen, missing values and numbers far off give probabilities too."""
-    odd = rows.with_columns(
-        shape=pl.lit("triangle"), f1=pl.lit(float("nan"), dtype=pl.Float32), f3=pl.lit(1e30, dtype=pl.Float32)
-    )
-    assert np.isfinite(model.log_ctr(odd)).all()
-    assert np.isfinite(model.log_ctr(rows.with_columns(shape=pl.lit(None, dtype=pl.String)))).all()
+    for odd in odd_rows(rows):
+        assert np.isfinite(model.log_ctr(odd)).all()
 
 
 def check_bad_input_is_refused(model: ClickModel, rows: pl.DataFrame) -> None:
@@ -57,18 +67,6 @@ def check_monotone(model: ClickModel, rows: pl.DataFrame) -> None:
         assert (np.diff(table, axis=1) <= 1e-6).all()
 
 
-def check_saved_loaded_and_exported(model: ClickModel, rows: pl.DataFrame, config: ClickConfig, folder: Path) -> None:
-    """The artifact gives the same table; so does the ONNX graph, from raw numbers and text."""
-    save_model(model, config, folder / "model")
-    table = model.log_ctr(rows)
-    np.testing.assert_array_equal(load_model(folder / "model").log_ctr(rows), table)
-    session = onnxruntime.InferenceSession(folder / "model" / "model.onnx", providers=["CPUExecutionProvider"])
-    numeric = rows.select(feature.name for feature in model.featurizer.numeric).to_numpy().astype(np.float32)
-    text = rows.select(pl.col(f.name).fill_null("") for f in model.featurizer.categorical).to_numpy().astype(object)
-    (exported,) = session.run(["log_ctr"], {"numeric": numeric, "categorical": text})
-    np.testing.assert_allclose(exported, table, atol=1e-5)
-
-
 CHECKS: tuple[Callable[[ClickModel, pl.DataFrame], None], ...] = (
     check_table,
     check_rows_are_independent,
@@ -76,3 +74,117 @@ CHECKS: tuple[Callable[[ClickModel, pl.DataFrame], None], ...] = (
     check_bad_input_is_refused,
     check_monotone,
 )
+
+
+def check_saved_loaded_and_exported(model: ClickModel, rows: pl.DataFrame, config: ClickConfig, folder: Path) -> None:
+    """The artifact gives the same table; so does the ONNX graph, from raw numbers and text."""
+    save_model(RankingModel(model), UrankConfig(ranker="none", clicks=config), folder / "model")
+    table = model.log_ctr(rows)
+    loaded = load_model(folder / "model")
+    assert (loaded.name, loaded.method, loaded.scorer) == (model.name, "match", None)
+    np.testing.assert_array_equal(loaded.clicks.log_ctr(rows), table)
+    assert not (folder / "model" / "scorer.onnx").exists()
+    exported = run_graph(folder / "model" / "clicks.onnx", "log_ctr", raw_inputs(model.featurizer, rows))
+    np.testing.assert_allclose(exported, table, atol=1e-5)
+
+
+# Scorers, inside the model that ranks by them
+
+
+def check_scores(model: RankingModel, rows: pl.DataFrame) -> None:
+    """A finite score for each row, not all the same, and the same every time it is asked for."""
+    scores = score(model, rows)
+    assert scores.shape == (rows.height,)
+    assert scores.dtype == np.float32
+    assert np.isfinite(scores).all()
+    assert len(np.unique(scores)) > rows.height / 10
+    np.testing.assert_array_equal(score(model, rows), scores)
+    assert score(model, rows[:0]).shape == (0,)
+
+
+def check_scores_of_rows_are_independent(model: RankingModel, rows: pl.DataFrame) -> None:
+    """A batch is its rows: what else is scored changes nothing."""
+    scores = score(model, rows)
+    np.testing.assert_allclose(score(model, rows[7:8]), scores[7:8], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(score(model, rows[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
+
+
+def check_unknown_and_missing_values_are_scored(model: RankingModel, rows: pl.DataFrame) -> None:
+    """Categories never seen, missing values and numbers far off have scores too."""
+    for odd in odd_rows(rows):
+        assert np.isfinite(score(model, odd)).all()
+
+
+def check_bad_input_is_not_scored(model: RankingModel, rows: pl.DataFrame) -> None:
+    """An absent feature is named; so is the value where the scorer was trained on values, and only there."""
+    with pytest.raises(DataError, match="the model needs the feature 'f2', which is not there"):
+        score(model, rows.drop("f2"))
+    assert model.scorer is not None
+    if model.scorer.takes_value:
+        with pytest.raises(DataError, match="trained on values and needs the column 'value', which is not there"):
+            model.score(rows)
+        assert not np.array_equal(score(model, rows.with_columns(pl.col("value") * 3)), score(model, rows))
+    else:
+        np.testing.assert_array_equal(model.score(rows), model.score(rows, np.full(rows.height, 7.0)))
+
+
+SCORER_CHECKS: tuple[Callable[[RankingModel, pl.DataFrame], None], ...] = (
+    check_scores,
+    check_scores_of_rows_are_independent,
+    check_unknown_and_missing_values_are_scored,
+    check_bad_input_is_not_scored,
+)
+
+
+def check_scorer_saved_and_loaded(
+    model: RankingModel, rows: pl.DataFrame, config: UrankConfig, folder: Path, *, onnx: bool = False
+) -> None:
+    """The artifact gives the same scores."""
+    save_model(model, config, folder / "model", onnx=onnx)
+    scores = score(model, rows)
+    loaded = load_model(folder / "model")
+    assert (loaded.name, loaded.method) == (model.name, model.method)
+    assert loaded.scorer is not None
+    assert model.scorer is not None
+    assert loaded.scorer.takes_value == model.scorer.takes_value
+    np.testing.assert_array_equal(score(loaded, rows), scores)
+    np.testing.assert_array_equal(loaded.log_ctr(rows), model.log_ctr(rows))
+
+
+def check_scorer_exported(model: RankingModel, rows: pl.DataFrame, graph: Path | bytes) -> None:
+    """The ONNX graph gives the same scores, from raw numbers and text, and from values if it was trained on them."""
+    assert model.scorer is not None
+    inputs = raw_inputs(model.clicks.featurizer, rows)
+    if model.scorer.takes_value:
+        inputs["value"] = rows["value"].to_numpy().astype(np.float32)
+    for some in (slice(None), slice(1), slice(0)):
+        exported = run_graph(graph, "score", {name: each[some] for name, each in inputs.items()})
+        np.testing.assert_allclose(exported, score(model, rows)[some], rtol=1e-5, atol=1e-5)
+
+
+def score(model: RankingModel, rows: pl.DataFrame) -> NDArray[np.float32]:
+    """The scores of rows with their values."""
+    return model.score(rows, rows["value"].to_numpy() if "value" in rows.columns else None)
+
+
+def odd_rows(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """The rows with a category never seen, missing values and a number far off."""
+    far = {"f1": pl.lit(float("nan"), dtype=pl.Float32), "f3": pl.lit(1e30, dtype=pl.Float32)}
+    return [
+        rows.with_columns(shape=pl.lit("triangle"), **far),
+        rows.with_columns(shape=pl.lit(None, dtype=pl.String)),
+    ]
+
+
+def raw_inputs(featurizer: Featurizer, rows: pl.DataFrame) -> dict[str, NDArray[Any]]:
+    """What a graph takes: raw numbers, and raw text with "" where it is missing."""
+    text = rows.select(pl.col(feature.name).fill_null("") for feature in featurizer.categorical)
+    numeric = rows.select(feature.name for feature in featurizer.numeric)
+    return {"numeric": numeric.to_numpy().astype(np.float32), "categorical": text.to_numpy().astype(object)}
+
+
+def run_graph(graph: Path | bytes, output: str, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """What ONNX Runtime makes of inputs; the graph must know all of them."""
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    (result,) = session.run([output], inputs)
+    return result

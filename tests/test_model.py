@@ -1,62 +1,111 @@
-"""The artifact: refused when newer, damaged or of another kind; never half-written; no code in it."""
+"""The artifact: refused when newer, older, damaged or of another kind; never half-written; no code in it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from urank.clicks.calibration import fit_calibration
-from urank.clicks.config import ClickConfig
 from urank.clicks.heads import build_network
 from urank.clicks.model import ClickModel, NetworkClicks
 from urank.errors import ConfigError, DataError
 from urank.features import Featurizer, Inputs, Numeric
 from urank.model import load_model, read_manifest, save_model
+from urank.rankers.config import UrankConfig
+from urank.rankers.ranking import RankingModel
+from urank.rankers.urank import NetworkScorer, RankerConfig, build_scorer
 from urank.training import seeded
 
 FEATURIZER = Featurizer((Numeric("a", 0.0, 1.0, False),), ())
 INPUTS = Inputs(np.linspace(-3, 3, 11, dtype=np.float32)[:, None], np.zeros((11, 0), dtype=np.int64))
+VALUES = np.linspace(1, 9, 11, dtype=np.float32)
+FILES = ["features.json", "manifest.json", "member-0.safetensors", "scorer.safetensors"]
 
 
-def model() -> ClickModel:
+def model(*, value: bool = True) -> RankingModel:
+    """A click model and a scorer, which knows of values or does not, as they are before training."""
     with seeded(0):
         network = build_network("monotone", FEATURIZER, 5)
+        scorer = build_scorer(FEATURIZER, Numeric("value", 1.5, 0.5, False) if value else None, RankerConfig())
     empty = np.zeros(0)
     calibration = fit_calibration("none", empty, empty.astype(int), empty, 5)
-    return ClickModel(FEATURIZER, 5, (NetworkClicks("monotone", network),), calibration)
+    clicks = ClickModel(FEATURIZER, 5, (NetworkClicks("monotone", network),), calibration)
+    return RankingModel(clicks, NetworkScorer(scorer), "score")
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    save_model(model(), ClickConfig(), tmp_path / "model", onnx=False, facts={"note": "hello"})
+def folder(tmp_path: Path) -> Path:
+    save_model(model(), UrankConfig(), tmp_path / "model", onnx=False, facts={"note": "hello"})
     return tmp_path / "model"
 
 
-def test_round_trip_and_same_bytes(saved: Path, tmp_path: Path) -> None:
-    np.testing.assert_array_equal(load_model(saved).log_ctr(INPUTS), model().log_ctr(INPUTS))
-    assert read_manifest(saved)["note"] == "hello"
-    assert sorted(path.name for path in saved.iterdir()) == ["features.json", "manifest.json", "member-0.safetensors"]
-    save_model(model(), ClickConfig(), tmp_path / "again", onnx=False, facts={"note": "hello"})
-    for path in saved.iterdir():
+def change_manifest(folder: Path, **changes: Any) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_round_trip_and_same_bytes(tmp_path: Path, value: bool) -> None:
+    made = model(value=value)
+    for name in ("model", "again"):
+        save_model(model(value=value), UrankConfig(), tmp_path / name, onnx=False, facts={"note": "hello"})
+    loaded = load_model(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.log_ctr(INPUTS), made.log_ctr(INPUTS))
+    np.testing.assert_array_equal(loaded.score(INPUTS, VALUES), made.score(INPUTS, VALUES))
+    assert (loaded.name, loaded.method) == ("network on monotone", "score")
+    assert loaded.scorer is not None
+    assert loaded.scorer.takes_value == value
+    assert read_manifest(tmp_path / "model")["note"] == "hello"
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES
+    for path in (tmp_path / "model").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
 
 
-def test_a_newer_manifest_is_refused(saved: Path) -> None:
-    path = saved / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
-    with pytest.raises(DataError, match=r"written by a newer urank \(manifest version 99, this one reads 1\)"):
-        load_model(saved)
+def test_a_click_model_alone(tmp_path: Path) -> None:
+    alone = RankingModel(model().clicks, method="ctr1")
+    save_model(alone, UrankConfig(ranker="none"), tmp_path / "model", onnx=False)
+    loaded = load_model(tmp_path / "model")
+    assert (loaded.name, loaded.method, loaded.methods) == ("monotone", "ctr1", ("match", "ctr1"))
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == FILES[:3]
 
 
-def test_other_folders_are_refused(tmp_path: Path, saved: Path) -> None:
+def test_a_stranger_is_not_written(tmp_path: Path) -> None:
+    class Stranger:
+        family, takes_value = "stranger", False
+
+        def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]:
+            return value
+
+    with pytest.raises(TypeError, match="a scorer must be a network or trees; got Stranger"):
+        save_model(RankingModel(model().clicks, Stranger()), UrankConfig(), tmp_path / "model", onnx=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_newer_and_an_older_manifest_are_refused(folder: Path) -> None:
+    change_manifest(folder, version=99)
+    with pytest.raises(DataError, match=r"written by a newer urank \(manifest version 99, this one reads 2\); update"):
+        load_model(folder)
+    change_manifest(folder, version=1)
+    with pytest.raises(DataError, match=r"by an older urank \(manifest version 1, this one reads 2\); train it again"):
+        load_model(folder)
+    for odd in ("2", None, [2]):
+        change_manifest(folder, version=odd)
+        with pytest.raises(DataError, match=r"is damaged: the version in its manifest\.json is"):
+            load_model(folder)
+
+
+def test_other_folders_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=r"is not a urank model: its manifest\.json cannot be read"):
         load_model(tmp_path / "absent")
-    (saved / "manifest.json").write_text("[1, 2]")
-    with pytest.raises(DataError, match=r"its manifest\.json is of another kind"):
-        load_model(saved)
+    for content in ("[1, 2]", '{"format": "urank prepared log", "version": 2}'):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match=r"its manifest\.json is of another kind"):
+            load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -64,38 +113,68 @@ def test_other_folders_are_refused(tmp_path: Path, saved: Path) -> None:
     [
         ("member-0.safetensors", b"garbage"),
         ("member-0.safetensors", None),
+        ("scorer.safetensors", b"garbage"),
+        ("scorer.safetensors", None),
         ("features.json", b"{}"),
         ("features.json", b"not json"),
     ],
 )
-def test_damage_is_told(saved: Path, name: str, content: bytes | None) -> None:
+def test_damage_is_told(folder: Path, name: str, content: bytes | None) -> None:
     if content is None:
-        (saved / name).unlink()
+        (folder / name).unlink()
     else:
-        (saved / name).write_bytes(content)
+        (folder / name).write_bytes(content)
     with pytest.raises(DataError, match="is damaged and cannot be loaded"):
-        load_model(saved)
+        load_model(folder)
 
 
-def test_a_manifest_cannot_point_outside(saved: Path, tmp_path: Path) -> None:
-    path = saved / "manifest.json"
-    manifest = json.loads(path.read_text())
-    (saved / "member-0.safetensors").rename(tmp_path / "stolen.safetensors")
-    manifest["members"][0]["file"] = "../stolen.safetensors"
-    path.write_text(json.dumps(manifest))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "magic"},
+        {"positions": "many"},
+        {"members": None},
+        {"scorer": {"family": "network"}},
+        {"config": {"colour": "red"}},
+        {"calibration": {"kind": "magic"}},
+    ],
+)
+def test_a_manifest_that_makes_no_sense(folder: Path, changes: dict[str, Any]) -> None:
+    change_manifest(folder, **changes)
+    with pytest.raises(DataError, match="is damaged and cannot be loaded"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["member-0.safetensors", "scorer.safetensors"])
+def test_a_manifest_cannot_point_outside(folder: Path, tmp_path: Path, name: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / name).rename(tmp_path / "stolen.safetensors")
+    entry = manifest["scorer"] if name.startswith("scorer") else manifest["members"][0]
+    entry["file"] = "../stolen.safetensors"
+    change_manifest(folder, **manifest)
     with pytest.raises(DataError, match="is damaged"):
-        load_model(saved)
+        load_model(folder)
 
 
-def test_a_failed_save_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+@pytest.mark.parametrize("part", ["_write_member", "_write_scorer"])
+def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def fail(*_: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr("urank.model._write_member", fail)
+    monkeypatch.setattr(f"urank.model.{part}", fail)
     with pytest.raises(RuntimeError):
-        save_model(model(), ClickConfig(), saved, overwrite=True, onnx=False)
-    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+        save_model(model(), UrankConfig(), folder, overwrite=True, onnx=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
     with pytest.raises(ConfigError, match="exists already"):
-        save_model(model(), ClickConfig(), saved, onnx=False)
+        save_model(model(), UrankConfig(), folder, onnx=False)
+
+
+def test_loading_draws_no_random_numbers(folder: Path) -> None:
+    import torch
+
+    before = torch.random.get_rng_state()
+    load_model(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -113,23 +113,27 @@ def test_a_file_that_is_no_checkpoint_is_refused(dataset: Dataset, featurizer: F
 
 
 def test_kill_9_and_start_again(dataset: Dataset, tmp_path: Path) -> None:
-    """The command is killed in the middle of training; given again, it ends with the bytes of an undisturbed run."""
+    """The command is killed while it trains the click model, and again while it trains the scorer; given once more, it
+    ends with the bytes of an undisturbed run."""
     base = [sys.executable, "-m", "urank", "train", str(dataset.folder), "--click-model", "monotone", "--no-onnx"]
     base += ["--epochs", "12", "--quiet", "--calibration", "none"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*base, "-o", str(tmp_path / "whole")], check=True, env=environment, timeout=300)
-    process = subprocess.Popen([*base, "-o", str(tmp_path / "model")], env=environment)
-    checkpoint = tmp_path / ".model.training" / "checkpoints" / "monotone-0.safetensors"
-    deadline = time.time() + 120
-    while not checkpoint.exists() and process.poll() is None and time.time() < deadline:
-        time.sleep(0.01)
-    assert process.poll() is None, "it ended before it could be killed"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "model").exists()
+    checkpoints = tmp_path / ".model.training" / "checkpoints"
+    for training in ("monotone-0", "scorer-*"):
+        process = subprocess.Popen([*base, "-o", str(tmp_path / "model")], env=environment)
+        deadline = time.time() + 120
+        while not any(checkpoints.glob(f"{training}.safetensors")) and process.poll() is None:
+            assert time.time() < deadline
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "model").exists()
     subprocess.run([*base, "-o", str(tmp_path / "model")], check=True, env=environment, timeout=300)
-    whole, model = (load_file(tmp_path / name / "member-0.safetensors") for name in ("whole", "model"))
-    assert all(torch.equal(whole[name], model[name]) for name in whole)
+    for file in ("member-0.safetensors", "scorer.safetensors"):
+        whole, model = (load_file(tmp_path / name / file) for name in ("whole", "model"))
+        assert all(torch.equal(whole[name], model[name]) for name in whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "whole"]
 
 

@@ -7,8 +7,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
+
+from urank.model import load_model
+
+QUICK = """
+[clicks]
+families = ["monotone"]
+training = {epochs = 1}
+[scorer]
+hidden = [8]
+sigma = 2.0
+training = {epochs = 1}
+[trees]
+trees = 5
+threads = 1
+"""
 
 
 def urank(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -24,52 +41,126 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ("--click-model", "monotone", "--epochs", 2, "--truth", folder / "sim", "--html", folder / "fit.html")
     result = urank("train", folder / "sim" / "log.parquet", "-o", folder / "model", *flags)
     assert result.returncode == 0, result.stderr
-    assert "below the constant" in " ".join(result.stdout.split())
-    assert "oracle" in result.stdout
+    said = " ".join(result.stdout.split())
+    assert "below the constant" in said
+    assert "oracle" in said
+    assert "network on monotone ranks by " in said
+    assert f"The model is in {folder / 'model'}" in said
     return folder
 
 
 def test_model_and_page(folder: Path) -> None:
     names = {path.name for path in (folder / "model").iterdir()}
-    assert names == {"manifest.json", "features.json", "member-0.safetensors", "model.onnx"}
+    weights = {"member-0.safetensors", "scorer.safetensors"}
+    assert names == {"manifest.json", "features.json", "clicks.onnx", "scorer.onnx", *weights}
     manifest = json.loads((folder / "model" / "manifest.json").read_text())
-    assert manifest["name"] == "monotone"
+    assert manifest["version"] == 2
+    assert manifest["name"] == "network on monotone"
+    assert manifest["method"] in ("score", "match")  # auto
+    assert manifest["why"].startswith((f"{manifest['method']} earns ", "the methods could not be compared: "))
     assert manifest["quality"]["qualities"]["test"]["monotone"]["rows"] > 0
+    assert load_model(folder / "model").method == manifest["method"]
     assert (folder / "fit.html").read_text().startswith("<!doctype html>")
     assert {path.name for path in folder.iterdir()} == {"sim", "model", "fit.html"}
 
 
-def test_curves(folder: Path) -> None:
+def test_curves(folder: Path, command: Any) -> None:
     log = folder / "sim" / "log.parquet"
-    result = urank("curves", folder / "model", log, "--by", "policy", "-o", folder / "model" / "curves.svg")
-    assert result.returncode == 0, result.stderr
+    result = command("curves", folder / "model", log, "--by", "policy", "-o", folder / "model" / "curves.svg")
+    assert result.code == 0, result.stderr
     assert "logger-1" in result.stdout
     assert (folder / "model" / "curves.svg").read_text().startswith("<svg")
     (folder / "model" / "curves.svg").unlink()
-    curves = json.loads(urank("curves", folder / "model", log, "--json", "--most", 3).stdout)
+    curves = json.loads(command("curves", folder / "model", log, "--json", "--most", 3).stdout)
     assert len(curves) == 3
     assert len(curves[0]["rate"]) == 10
+
+
+def train(command: Any, folder: Path, output: Path, *flags: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the command says as JSON, and the manifest it writes."""
+    (output.parent / "quick.toml").write_text(QUICK)
+    flags = ("--config", output.parent / "quick.toml", "--no-onnx", "--json", *flags)
+    result = command("train", folder / "sim" / "log.parquet", "-o", output, *flags)
+    assert result.code == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout), json.loads((output / "manifest.json").read_text())
+
+
+def test_flags_and_the_tables_of_a_file(folder: Path, tmp_path: Path, command: Any) -> None:
+    flags = ("--method", "match", "--target", "counterfactual", "--form", "paper", "--seed", 3, "--epochs", 2)
+    said, manifest = train(command, folder, tmp_path / "model", *flags)
+    assert (said["model"], said["method"], said["why"]) == ("network on monotone", "match", "asked for")
+    assert (manifest["method"], manifest["why"]) == ("match", "asked for")
+    config = manifest["config"]
+    assert (config["ranker"], config["method"]) == ("network", "match")
+    assert (config["clicks"]["families"], config["clicks"]["seed"]) == (["monotone"], 3)
+    assert config["clicks"]["training"]["epochs"] == 2  # the flag comes before the file
+    scorer = {name: config["scorer"][name] for name in ("target", "form", "seed", "hidden", "sigma")}
+    assert scorer == {"target": "counterfactual", "form": "paper", "seed": 3, "hidden": [8], "sigma": 2.0}
+    assert config["scorer"]["training"]["epochs"] == 1
+    assert config["trees"]["trees"] == 5
+    assert load_model(tmp_path / "model").method == "match"
+
+
+def test_trees(folder: Path, tmp_path: Path, command: Any) -> None:
+    said, manifest = train(command, folder, tmp_path / "model", "--ranker", "trees", "--method", "score")
+    assert said["model"] == "trees on monotone"
+    assert manifest["scorer"]["file"] == "scorer.txt"
+    assert (tmp_path / "model" / "scorer.txt").is_file()
+    log = pl.read_parquet(folder / "sim" / "log.parquet").head(50)
+    assert load_model(tmp_path / "model").score(log).shape == (50,)
+
+
+def test_no_ranker(folder: Path, tmp_path: Path, command: Any) -> None:
+    said, manifest = train(command, folder, tmp_path / "model", "--ranker", "none")
+    assert (said["model"], said["method"], said["why"]) == ("monotone", "match", "there is no scorer")
+    assert manifest["scorer"] is None
+    assert not list((tmp_path / "model").glob("scorer*"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--click-model", "oracle"), "families.0 in the click model: input should be 'vector'"),
-        (("--calibration", "magic"), "calibration in the click model: input should be 'none'"),
-        (("--device", "abacus"), "training.device in the click model: input should be 'auto'"),
+        (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'vector'"),
+        (("--calibration", "magic"), "clicks.calibration in the model: input should be 'none'"),
+        (("--device", "abacus"), "clicks.training.device in the model: input should be 'auto'"),
+        (("--ranker", "magic"), "ranker in the model: input should be 'network', 'trees' or 'none'; got 'magic'"),
+        (("--method", "magic"), "method in the model: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
+        (("--target", "truth"), "scorer.target in the model: input should be 'model', 'counterfactual' or 'blend'"),
+        (("--form", "best"), "scorer.form in the model: input should be 'stable' or 'paper'; got 'best'"),
+        (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp' or 'deepfm'; got 'bert'"),
+        (("--ranker", "none", "--method", "score"), "method score needs a ranker that gives scores; got ranker 'none'"),
+        (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),
+        (("--config", "nowhere.toml"), "nowhere.toml cannot be read: No such file or directory"),
     ],
 )
-def test_refusals(folder: Path, arguments: tuple[object, ...], sentence: str) -> None:
-    out = folder / "refused"
-    result = urank("train", folder / "sim" / "log.parquet", "-o", out, "--epochs", 1, *arguments)
-    assert result.returncode == 2, result
-    assert sentence in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert not out.exists()
+def test_refusals(
+    folder: Path, tmp_path: Path, command: Any, arguments: tuple[object, ...], sentence: str
+) -> None:
+    result = command("train", folder / "sim" / "log.parquet", "-o", tmp_path / "out", "--epochs", 1, *arguments)
+    assert sentence in result.refusal
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_model_is_kept(folder: Path) -> None:
-    result = urank("train", folder / "sim" / "log.parquet", "-o", folder / "model")
-    assert result.returncode == 2
-    assert "exists already; choose another name or pass --overwrite" in result.stderr
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("families = ['pbm']", "families is not a key of FILE; the keys are ranker, method, clicks, scorer, trees"),
+        ("[scorer]\ncolour = 1", "scorer.colour is not a key of FILE"),
+        ("[trees]\nleaves = 1", "trees.leaves in FILE: input should be greater than or equal to 2; got 1"),
+        ("clicks = 3", "clicks must be a table of settings; got 3"),
+        ("[clicks", "FILE is not TOML: "),
+    ],
+)
+def test_files_that_are_refused(folder: Path, tmp_path: Path, command: Any, text: str, sentence: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    result = command("train", folder / "sim" / "log.parquet", "-o", tmp_path / "out", "--config", file)
+    assert sentence.replace("FILE", str(file)) in result.refusal
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
+
+
+def test_an_existing_model_is_kept(folder: Path, command: Any) -> None:
+    result = command("train", folder / "sim" / "log.parquet", "-o", folder / "model")
+    assert result.refusal.endswith("exists already; choose another name or pass --overwrite")
