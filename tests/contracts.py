@@ -26,6 +26,8 @@ __all__ = [
     "check_saved_loaded_and_exported",
     "check_scorer_exported",
     "check_scorer_saved_and_loaded",
+    "raw_inputs",
+    "run_graph",
 ]
 
 # Click models
@@ -122,7 +124,9 @@ def check_bad_input_is_not_scored(model: RankingModel, rows: pl.DataFrame) -> No
     assert model.scorer is not None
     if model.scorer.takes_value:
         with pytest.raises(DataError, match="trained on values and needs the column 'value', which is not there"):
-            model.score(rows)
+            model.score(rows.drop("value"))
+        np.testing.assert_array_equal(model.score(rows), score(model, rows))  # a table brings its own along
+        np.testing.assert_array_equal(model.score(rows.to_arrow()), score(model, rows))
         assert not np.array_equal(score(model, rows.with_columns(pl.col("value") * 3)), score(model, rows))
     else:
         np.testing.assert_array_equal(model.score(rows), model.score(rows, np.full(rows.height, 7.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,16 @@ class Small:
 
     def table(self, inputs: Inputs) -> NDArray[np.float32]:
         """The true P(click | item, k) `[rows, K]`; no two items have the same numbers."""
+        rows, table = self._known
+        return table[[rows[each.tobytes()] for each in inputs.numeric]]
+
+    @cached_property
+    def _known(self) -> tuple[dict[bytes, int], NDArray[np.float32]]:
         candidates = self.simulation.candidates
         numbers = candidates.select(pl.col(self.dataset.numeric).cast(pl.Float32).fill_null(float("nan"))).to_numpy()
         rows = {numbers[row].tobytes(): row for row in range(len(numbers))}
         assert len(rows) == len(numbers)
-        table = np.array(candidates["table"].to_list(), dtype=np.float32)
-        return table[[rows[each.tobytes()] for each in inputs.numeric]]
+        return rows, np.array(candidates["table"].to_list(), dtype=np.float32)
 
 
 def make(folder: Path, *, categories: bool = False, **settings: Any) -> Small:

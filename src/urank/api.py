@@ -163,8 +163,8 @@ def fit_model(
             config=CrossfitConfig(seed=config.clicks.seed),
             report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
         )
-    except DataError as error:  # too few queries to cross-fit; the paper's way is then the default
-        return ModelFit(model, clicks, history, None, f"the methods could not be compared: {error}")
+    except DataError:  # too few queries to cross-fit; the paper's way is then the default
+        return ModelFit(model, clicks, history, None, "valid has too few queries to tell which method is better")
     difference = choice.compare("match", "score")
     best: Method = "match" if difference.mean > 0 else "score"
     better, worse = (best, "score") if best == "match" else (best, "match")

@@ -65,8 +65,8 @@ def swaps(scores: NDArray[Any], gains: NDArray[Any], *, where: NDArray[np.bool_]
 def _delta_in_order(gains: NDArray[Any]) -> NDArray[Any]:
     """Eq. 8 as in `utility.delta_utility`, `[m, n, B]`, where the items `[K, n, B]` lie in the order of their places.
 
-    Then every look-up is a slice, and with the lists last every slice is long: ten times as fast. Items that earn the
-    same gain exactly 0.
+    Then every look-up is a slice, and with the lists last every slice is long: `swaps` takes a sixth of the time, or
+    less, that it took with the general form. Items that earn the same gain exactly 0.
     """
     n, m = gains.shape[1], min(gains.shape[:2])
     own = gains[np.arange(m), np.arange(m)]

@@ -69,11 +69,24 @@ def test_seeded_twice_is_the_same(small, fits: dict[str, Fit], rows: pl.DataFram
         assert not np.array_equal(other.log_ctr(rows), fits[family].model.log_ctr(rows))
 
 
-def test_the_best_on_valid_is_kept(small) -> None:  # type: ignore[no-untyped-def]
-    fit = fit_clicks(small.dataset, config("vector", "monotone"))
-    losses = {name.split("-")[0]: loss for name, loss in fit.valid_loss.items() if not name.startswith("pbm")}
-    assert fit.model.name == min(losses, key=lambda family: losses[family])
-    assert set(fit.valid_loss) == {"pbm-0", "vector-0", "monotone-0"}
+@pytest.mark.parametrize(
+    ("families", "kept"),
+    [(("vector", "monotone"), "monotone"), (("monotone", "gbdt"), "monotone + gbdt")],  # one alone, the mean of both
+)
+def test_the_best_on_valid_is_kept(small, families: tuple[str, ...], kept: str) -> None:  # type: ignore[no-untyped-def]
+    fit = fit_clicks(small.dataset, config(*families, calibration="none"))
+    assert set(fit.valid_loss) == {"pbm-0", "mix", *(f"{family}-0" for family in families)}
+    losses = {family: fit.valid_loss[f"{family}-0"] for family in families}
+    losses[" + ".join(families)] = fit.valid_loss["mix"]
+    assert fit.model.name == min(losses, key=lambda name: losses[name]) == kept
+    log_p, _, click = predictions(fit.model, small.dataset, "valid")
+    p = np.exp(log_p.astype(np.float64))
+    assert losses[kept] == pytest.approx(-np.where(click == 1, np.log(p), np.log1p(-p)).mean(), rel=1e-5)
+
+
+def test_one_family_and_no_reference(small) -> None:  # type: ignore[no-untyped-def]
+    fit = fit_clicks(small.dataset, config("vector"), reference=False)
+    assert (fit.model.name, fit.reference, set(fit.valid_loss)) == ("vector", None, {"vector-0"})
 
 
 def test_predictions_and_report_against_the_truth(small, fits: dict[str, Fit]) -> None:  # type: ignore[no-untyped-def]

@@ -50,7 +50,8 @@ def test_a_cell_by_hand() -> None:
     assert [(cell.position, cell.level, cell.rows) for cell in cells] == [(1, 1, 1), (1, 2, 1), (1, 3, 1)]
     assert [cell.predicted for cell in cells] == [0.2, 0.4, 0.6]
     assert [cell.observed for cell in cells] == [1.0, 0.0, 1.0]
-    z = [0.8 / sqrt(0.8**2), -0.4 / sqrt(0.4 * 0.6), 0.4 / sqrt(0.6 * 0.4)]  # Σ d² or Σ p (1 − p), the larger
+    # Σ d² = 0.64, 0.16, 0.16 and Σ p (1 − p) = 0.16, 0.24, 0.24: together 0.96 / 0.64 = 1.5 times as much.
+    z = [0.8 / sqrt(0.64), -0.4 / sqrt(1.5 * 0.24), 0.4 / sqrt(1.5 * 0.24)]
     np.testing.assert_allclose([cell.z for cell in cells], z)
     np.testing.assert_allclose([cell.p_value for cell in cells], holm(2 * norm.sf(np.abs(z))))
 
@@ -137,7 +138,8 @@ def test_a_halved_table_is_found_out() -> None:
     worst = min(found.cells, key=lambda cell: cell.p_value)
     assert worst.z > 4
     assert worst.observed > 1.5 * worst.predicted
-    assert f"at position {worst.position} it expects {worst.predicted:.2%} where {worst.observed:.2%}" in found.warnings[0]
+    sentence = f"at position {worst.position} it expects {worst.predicted:.2%} where {worst.observed:.2%} were clicked"
+    assert sentence in found.warnings[0]
 
 
 def test_a_wrong_curve_is_found_out() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 import urank
 from urank.errors import DataError
-from urank.log.dataset import Dataset, is_prepared
+from urank.log.dataset import Dataset, Group, is_prepared
 
 LOG = pl.DataFrame(
     {
@@ -43,6 +45,37 @@ def test_blocks(dataset: Dataset) -> None:
     assert lists == {("a", "1"): ([1, 2], [1.5, 0.5]), ("b", "1"): ([1], [2.5]), ("b", "2"): ([1, 3], [3.5, 4.5])}
     assert len(set(block.query.tolist())) == 2
     assert list(dataset.blocks("test", ["x"])) == []
+
+
+def test_shuffled_items_stay_in_their_lists(dataset: Dataset) -> None:
+    (block,) = dataset.blocks("train", ["x", "position", "brand"])
+    mixed = [block.shuffled(np.random.default_rng(seed)) for seed in range(20)]
+    for each in mixed:
+        assert each.lists.equals(block.lists)
+        assert each.offsets.tolist() == block.offsets.tolist()
+        for first, last in pairwise(block.offsets):
+            length = int(last - first)
+            rows = [each.items.slice(int(first), length).to_pylist(), block.items.slice(int(first), length).to_pylist()]
+            assert sorted(rows[0], key=lambda row: row["position"]) == rows[1]
+    lists = [permutations(block.column("position")[a:b]) for a, b in pairwise(block.offsets)]
+    every_order = {tuple(np.concatenate(orders)) for orders in product(*lists)}
+    assert {tuple(each.column("position")) for each in mixed} == every_order
+    again = block.shuffled(np.random.default_rng(3))
+    assert again.items.equals(mixed[3].items)
+
+
+def test_columns_that_are_not_there(dataset: Dataset) -> None:
+    with pytest.raises(DataError, match=r"prepared has no column 'colour'"):
+        next(dataset.blocks("train", ["x", "colour"]))
+
+
+def test_some_lists_of_a_row_group(dataset: Dataset) -> None:
+    (group,) = dataset.groups("train")
+    whole = dataset.read(group, ["x"])
+    some = dataset.read(Group(group.path, group.number, 2, np.array([0, 2])), ["x"])
+    lists = [whole.column("x")[a:b].tolist() for a, b in pairwise(whole.offsets)]
+    assert [some.column("x")[a:b].tolist() for a, b in pairwise(some.offsets)] == [lists[0], lists[2]]
+    assert some.lists["session_id"].to_pylist() == [whole.lists["session_id"][i].as_py() for i in (0, 2)]
 
 
 def test_what_is_no_prepared_log_is_refused(dataset: Dataset, tmp_path: Path) -> None:

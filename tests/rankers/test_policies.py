@@ -53,6 +53,9 @@ def test_random_is_of_the_list_and_the_seed(block: Block) -> None:
     lists = [17, 3, 40]
     rows = np.concatenate([np.arange(block.offsets[i], block.offsets[i + 1]) for i in lists])
     np.testing.assert_array_equal(policy.positions(some(block, lists)), positions[rows])
+    mixed = block.shuffled(np.random.default_rng(0))
+    rows = block.offsets[list_ids(block.offsets)] + mixed.column("position") - 1  # where each item stood before
+    np.testing.assert_array_equal(policy.positions(mixed), positions[rows])
 
 
 def test_random_differs_between_sessions_of_a_query_and_favours_nobody(block: Block) -> None:

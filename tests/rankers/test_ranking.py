@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_a_list_is_ranked_as_if_it_were_alone(lengths: list[int], seed: int) -> 
     for method in METHODS:
         whole = MODEL.order(inputs, offsets, value=value, method=method)
         assert whole.tolist() == expected[method][where].tolist()
-        for first, last in zip(offsets[:-1], offsets[1:], strict=True):
+        for first, last in pairwise(offsets):
             alone = slice(int(first), int(last))
             found = MODEL.order(inputs[alone], np.array([0, last - first]), value=value[alone], method=method)
             assert found.tolist() == whole[alone].tolist()
@@ -131,6 +132,19 @@ def test_the_value_is_1_where_it_is_not_given() -> None:
             MODEL.order(APPS, offsets, method=method).tolist()
             == MODEL.order(APPS, offsets, value=ones, method=method).tolist()
         )
+
+
+def test_a_table_brings_its_values_along() -> None:
+    value, offsets = np.array([1.0, 1.0, 9.0]), np.array([0, 3])
+    table = APPS.with_columns(value=pl.Series(value))
+    model = RankingModel(CLICKS, Graded(takes_value=True))
+    for items in (table, table.to_arrow()):
+        np.testing.assert_array_equal(model.score(items), model.score(APPS, value))
+        assert model.score(items, np.ones(3)).tolist() == [0.0, 1.0, 3.0]  # unless others are given
+        for method in METHODS:
+            expected = model.order(APPS, offsets, value=value, method=method).tolist()
+            assert model.order(items, offsets, method=method).tolist() == expected
+            assert model.rank(table, method=method)["position"].to_list() == [1, 2, 3]
 
 
 def test_a_scorer_that_takes_values_must_have_them() -> None:

@@ -29,8 +29,9 @@ from urank.rankers.config import UrankConfig
 from urank.rankers.onnx import scorer_to_onnx
 from urank.rankers.policies import Logged, Random
 from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import NetworkScorer, RankerConfig, fit_urank, value_feature
+from urank.rankers.urank import NetworkScorer, RankerConfig, batch_gains, fit_urank, value_feature
 from urank.scaling import signed_log
+from urank.stream import Batch
 from urank.training import History, TrainingConfig
 
 QUICK = TrainingConfig(epochs=3, batch_lists=64)
@@ -112,10 +113,37 @@ def test_deepfm(world: Small, clicks: ClickModel) -> None:
 
 def test_a_blend_of_nothing_and_of_everything(world: Small, clicks: ClickModel) -> None:
     """λ = 0 is the target of the model, λ = 1 that of the paper, to the bit."""
-    for target, blend in (("model", 0.0), ("counterfactual", 1.0)):
-        plain, _ = fit_urank(world.dataset, clicks, config(target=target))
-        blended, _ = fit_urank(world.dataset, clicks, config(target="blend", blend=blend))
-        assert same(plain, blended)
+    model, counterfactual = (
+        fit_urank(world.dataset, clicks, config(target=target))[0] for target in ("model", "counterfactual")
+    )
+    nothing, half, everything = (
+        fit_urank(world.dataset, clicks, config(target="blend", blend=blend))[0] for blend in (0.0, 0.5, 1.0)
+    )
+    assert same(model, nothing)
+    assert same(counterfactual, everything)
+    assert not same(model, counterfactual)
+    assert not same(half, model)
+    assert not same(half, counterfactual)
+
+
+def test_gains_by_hand() -> None:
+    """Two lists, of two items and of one: u(i, k) = table · b · ((1 − λ) + λ c / max(table at the logged k, floor))."""
+    table = torch.tensor([[0.5, 0.4], [0.4, 0.2], [0.1, 0.02]])
+    batch = Batch(
+        numeric=torch.zeros(3, 1),
+        categorical=torch.zeros(3, 0, dtype=torch.int64),
+        position=torch.tensor([1, 2, 2]),
+        click=torch.tensor([0.0, 1.0, 1.0]),
+        value=torch.tensor([3.0, 5.0, 7.0]),
+        offsets=torch.tensor([0, 2, 3]),
+        table=table,
+    )
+    for target, share in (("model", 0.0), ("counterfactual", 1.0), ("blend", 0.3)):
+        gains = batch_gains(batch, config(target=target, blend=0.3, floor=0.05))
+        clicked = np.array([[0.0, 1 / 0.2], [1 / 0.05, 0.0]])  # 0.02 is below the floor
+        worth = np.array([[3.0, 5.0], [7.0, 0.0]]) * ((1 - share) + share * clicked)
+        padded = np.array([[[0.5, 0.4], [0.4, 0.2]], [[0.1, 0.02], [0.0, 0.0]]])
+        np.testing.assert_allclose(gains, padded * worth[..., None], rtol=1e-6)
 
 
 # Repeatable

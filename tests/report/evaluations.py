@@ -61,6 +61,7 @@ def policy(
         true=None if true is None else {k: true * k / K for k in CUTOFFS},
         true_difference=truth,
         values=np.full(3, mean),
+        by_model=np.full((2, 2), mean),
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "Overwrite",
     "Quiet",
     "column_option",
+    "json_text",
     "open_log",
     "print_json",
     "role_columns",
@@ -67,5 +68,9 @@ def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
 
 def print_json(value: Any) -> None:
     """Print a value for machines; where the output cannot hold every character, as JSON's own escapes."""
-    narrow = "utf" not in (sys.stdout.encoding or "").lower()
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=narrow, allow_nan=False))
+    typer.echo(json_text(value, narrow="utf" not in (sys.stdout.encoding or "").lower()))
+
+
+def json_text(value: Any, *, narrow: bool = False) -> str:
+    """A value as JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=narrow, allow_nan=False)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
+from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, json_text, open_log, print_json
 from urank.cli.train import families
 from urank.config import build
 from urank.files import new_folder
@@ -47,8 +47,8 @@ def run_command(
 ) -> None:
     """Do the whole job: inspect a log, prepare it, train a ranker, say what it would earn, and write one report.
 
-    DIR then holds `prepared/`, `model/` (for `urank rank` and `urank.load_model`) and `report.html`. It appears when
-    all is done.
+    DIR then holds `prepared/`, `model/` (for `urank rank` and `urank.load_model`), `report.html` and
+    `evaluation.json`. It appears when all is done.
 
     Example: `urank run log.parquet -o job -c position=rank`
     """
@@ -74,33 +74,37 @@ def run_command(
         read_truth(truth)  # better refused now than after the training
     source = open_log(log, column, categorical, drop)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
-    console = Console()
-    with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
-        with bars(quiet=quiet or json) as report:
-            inspection = inspect(source, report=report)
-            prepare(source, folder / "prepared", valid=valid, test=test, report=report)
-            dataset = Dataset(folder / "prepared")
-            fit = fit_model(dataset, checked, report=report)
-            judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
-            found = evaluate([fit.model], dataset, truth=truth, config=CrossfitConfig(seed=seed), report=report)
-            report("writing the model and the report", 0, None)
-            facts = {"quality": judged.to_dict(), "why": fit.why}
-            save_model(fit.model, checked, folder / "model", facts=facts)
-            by = "category" if "category" in source.schema.roles else "item_id"
-            curves = click_curves_of(fit.clicks.model, source, by=by) if by in source.schema.roles else None
-            write_job(
-                folder / "report.html",
-                inspection=inspection,
-                fit=judged,
-                evaluation=found,
-                chosen=fit.model.method,
-                why=fit.why,
-                curves=curves,
-                by=by,
-            )
-        if json:
-            print_json({"model": fit.model.name, "method": fit.model.method, "why": fit.why, **found.to_dict()})
-    if not quiet and not json:
+    with (
+        new_folder(output, marker="report.html", overwrite=overwrite) as folder,
+        bars(quiet=quiet or json) as report,
+    ):
+        inspection = inspect(source, report=report)
+        prepare(source, folder / "prepared", valid=valid, test=test, report=report)
+        dataset = Dataset(folder / "prepared")
+        fit = fit_model(dataset, checked, report=report)
+        judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
+        found = evaluate([fit.model], dataset, truth=truth, config=CrossfitConfig(seed=seed), report=report)
+        report("writing the model and the report", 0, None)
+        facts = {"quality": judged.to_dict(), "why": fit.why}
+        save_model(fit.model, checked, folder / "model", facts=facts)
+        by = "category" if "category" in source.schema.roles else "item_id"
+        curves = click_curves_of(fit.clicks.model, source, by=by) if by in source.schema.roles else None
+        told = {"model": fit.model.name, "method": fit.model.method, "why": fit.why, **found.to_dict()}
+        (folder / "evaluation.json").write_text(json_text(told) + "\n", encoding="utf-8")
+        write_job(
+            folder / "report.html",
+            inspection=inspection,
+            fit=judged,
+            evaluation=found,
+            chosen=fit.model.method,
+            why=fit.why,
+            curves=curves,
+            by=by,
+        )
+    if json:
+        print_json(told)
+    elif not quiet:
+        console = Console()
         console.print(f"The log is {inspection.verdict.sentence}.\n", highlight=False, soft_wrap=True, markup=False)
         print_evaluation(found, console)
         sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The report is {output / 'report.html'}"

@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 from urank.errors import ConfigError, DataError
 from urank.evaluate.crossfit import CrossfitConfig, fit_judges
 from urank.evaluate.disagreement import disagreement, widened
-from urank.evaluate.offpolicy import (
-    ESTIMATORS,
-    Logged,
-    Terms,
-    linearised,
-    list_terms,
-    logged_values,
-    needs_propensity,
-    query_values,
-)
+from urank.evaluate.offpolicy import ESTIMATORS, Logged, needs_propensity
 from urank.evaluate.specification import Calibration, Specification
 from urank.evaluate.stats import Comparison, Interval, bootstrap_interval, normal_interval, paired
+from urank.evaluate.sums import Sums
 from urank.evaluate.support import Support, support
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, where_items
@@ -31,7 +23,7 @@ from urank.log.split import SPLITS
 from urank.progress import Report, silent
 from urank.rankers.policies import Logged as LoggedOrder
 from urank.rankers.policies import Policy
-from urank.utility import FLOOR, utility
+from urank.utility import FLOOR
 
 __all__ = ["Evaluation", "PolicyValue", "evaluate_policies"]
 
@@ -52,6 +44,7 @@ class PolicyValue:
         true: cutoff -> the true utility, where a simulation knows it.
         true_difference: to the logged order at K.
         values: per-query values of the chosen estimator at K, for comparisons between policies.
+        by_model: the estimate by each click model of the evaluation alone, `[cuts, 2]`.
     """
 
     name: str
@@ -63,11 +56,12 @@ class PolicyValue:
     true: dict[int, float] | None
     true_difference: Comparison | None
     values: NDArray[np.float64]
+    by_model: NDArray[np.float64]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, without the per-query values."""
         told = asdict(self)
-        del told["values"]
+        del told["values"], told["by_model"]
         plain: dict[str, Any] = _plain(told)
         return plain
 
@@ -103,9 +97,23 @@ class Evaluation:
             raise KeyError(f"no policy is called '{name}'; there are {', '.join(found)}")
         return found[name]
 
+    def __str__(self) -> str:
+        """A line for each policy; `urank.report.evaluation` says more."""
+        lines = [f"{self.measure} a list by {self.estimator}, {self.queries:,} queries"]
+        for policy in self.policies:
+            *_, told = policy.utility.values()
+            line = f"{policy.name:<12} {told.mean:.4f} ({told.low:.4f} to {told.high:.4f})"
+            gap = policy.difference
+            if gap is not None:
+                line += f", to logged {gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f}), p = {gap.p_value:.2g}"
+            lines.append(line)
+        return "\n".join([*lines, *self.warnings])
+
     def compare(self, better: str, worse: str) -> Comparison:
         """The difference between two policies, paired by query."""
-        return paired(self[better].values, self[worse].values)
+        one, other = self[better], self[worse]
+        models = disagreement(one.by_model - other.by_model)
+        return widened(paired(one.values, other.values), models, len(one.by_model))
 
     @property
     def warnings(self) -> list[str]:
@@ -172,7 +180,7 @@ def evaluate_policies(
     _check_columns(policies, dataset)
     K = dataset.positions
     places = [*sorted({cutoff for cutoff in cutoffs if cutoff < K}), K]
-    sums, calibration = _Sums(places), Calibration(K)
+    sums, calibration = Sums(places), Calibration(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
     columns = dict.fromkeys([*dataset.features, *(name for policy in policies for name in policy.columns)])
     judges = fit_judges(dataset, splits, config, report=report)
@@ -213,7 +221,7 @@ def _check_columns(policies: Sequence[Policy], dataset: Dataset) -> None:
 
 
 def _policy_value(
-    sums: _Sums, number: int, name: str, chosen: str, usable: Sequence[str], config: CrossfitConfig
+    sums: Sums, number: int, name: str, chosen: str, usable: Sequence[str], config: CrossfitConfig
 ) -> PolicyValue:
     K = sums.places[-1]
 
@@ -234,68 +242,8 @@ def _policy_value(
         true={place: float(sums.true[number, place].mean()) for place in sums.places} if sums.true else None,
         true_difference=paired(sums.true[number, K], sums.true[0, K]) if sums.true and number else None,
         values=values,
+        by_model=sums.by_model(number, K, chosen),
     )
-
-
-class _Sums:
-    """Per-query sums of what the estimators need, for each policy and cutoff."""
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self.places = list(places)
-        self.rows = 0
-        self._queries: list[NDArray[np.uint64]] = []
-        self._terms: dict[tuple[int, int], list[Terms]] = {}
-        self._totals: dict[tuple[int, int], list[Terms]] = {}
-        self._true: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
-
-    def add(
-        self,
-        block: Block,
-        logged: Sequence[Logged],
-        orders: Sequence[NDArray[np.int64]],
-        true: NDArray[np.float64] | None,
-        floor: float,
-    ) -> None:
-        """Add the lists of a block, judged first by the table of the evaluation, then by that of each model alone."""
-        queries, home = np.unique(block.query_hash, return_inverse=True)
-        whole = np.zeros_like(home)
-        self._queries.append(queries)
-        self.rows += int(block.offsets[-1])
-        for policy, positions in enumerate(orders):
-            for place in self.places:
-                key = (policy, place)
-                own, *others = (list_terms(each, positions, cutoff=place, floor=floor) for each in logged)
-                self._terms.setdefault(key, []).append(own.by(home, len(queries)))
-                totals = [terms.by(whole, 1) for terms in others]
-                known = self._totals.get(key)
-                self._totals[key] = [a + b for a, b in zip(known, totals, strict=True)] if known else totals
-                if true is not None:
-                    earned = utility(true, positions, value=logged[0].value, where=logged[0].where, cutoff=place)
-                    self._true.setdefault(key, []).append(_added(home, earned, len(queries)))
-
-    def done(self) -> None:
-        """Join what several blocks have of one query."""
-        queries, home = np.unique(np.concatenate(self._queries), return_inverse=True)
-        self.queries = len(queries)
-        self.terms = {key: Terms.concatenate(parts).by(home, len(queries)) for key, parts in self._terms.items()}
-        self.true = {
-            key: linearised([_added(home, np.concatenate(parts), len(queries))], [self.terms[key].lists])
-            for key, parts in self._true.items()
-        }
-
-    def values(self, policy: int, place: int, estimator: str) -> NDArray[np.float64]:
-        """The per-query values of an estimate."""
-        return _values(self.terms[policy, place], estimator, logged=policy == 0)
-
-    def by_model(self, policy: int, place: int, estimator: str) -> NDArray[np.float64]:
-        """The estimate by each model alone, `[cuts, 2]`."""
-        found = [_values(total, estimator, logged=policy == 0).mean() for total in self._totals[policy, place]]
-        return np.array(found).reshape(-1, 2)
-
-
-def _values(terms: Terms, estimator: str, *, logged: bool) -> NDArray[np.float64]:
-    """What the logged order earned is known and needs no weights; only `direct` compares with what a model expects."""
-    return logged_values(terms) if logged and estimator != "direct" else query_values(terms, estimator)
 
 
 def _logged(block: Block, table: NDArray[np.float64]) -> Logged:
@@ -313,10 +261,6 @@ def _logged(block: Block, table: NDArray[np.float64]) -> Logged:
         where=where_items(block.offsets),
         propensity=padded.get("propensity"),
     )
-
-
-def _added(home: NDArray[np.int64], values: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
-    return np.bincount(home, values, groups).astype(np.float64)
 
 
 def _plain(value: Any) -> Any:

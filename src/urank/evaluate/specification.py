@@ -31,7 +31,7 @@ class Cell:
         position: 1-based.
         level: 1 for the third of the rows at this position that the model thinks least likely to be clicked, to 3.
         rows, predicted, observed: how many, and the mean click rates.
-        z: their difference in standard errors: those clustered by query, or of independent clicks if these are larger.
+        z: their difference in standard errors, clustered by query.
         p_value: adjusted for the number of cells (Holm).
     """
 
@@ -82,8 +82,10 @@ class Calibration:
     def judge(self) -> Specification:
         """Where predicted and observed clicks differ by more than chance."""
         rows, predicted, observed, off, squares, spread = self._sums
-        # Σ d² knows only of clicks that came: where a few were to be expected and none came it is far too small.
-        variance = np.maximum(squares, spread)
+        # Σ d² knows only of clicks that came: where a few were to be expected and none came it is far too small. There
+        # the variance of independent clicks counts, times what all cells say clicks of one query hang together.
+        together = max(1.0, squares.sum() / max(spread.sum(), 1e-300))
+        variance = np.maximum(squares, together * spread)
         seen = np.flatnonzero(variance > 0)
         z = off[seen] / np.sqrt(variance[seen])
         p_values = holm(2 * norm.sf(np.abs(z)))

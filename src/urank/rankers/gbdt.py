@@ -18,7 +18,6 @@ Two choices that LightGBM's own `lambdarank` makes otherwise:
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -278,7 +278,7 @@ def _grow(
     callbacks: list[Callable[..., Any]] = [after_tree]
     if "valid" in data:
         callbacks.append(lightgbm.early_stopping(config.early_stopping, verbose=False))
-    with ThreadPoolExecutor(config.threads or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(config.threads or torch.get_num_threads()) as pool:
         booster = lightgbm.train(
             params | {"objective": objective, "metric": "none"},
             data["train"],

@@ -49,7 +49,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Random:
-    """A random order, the same for the same list and seed wherever it stands in the data."""
+    """A random order, the same for the same list and seed wherever it stands in the data and however its items lie."""
 
     seed: int = 0
     name: str = "random"
@@ -58,8 +58,8 @@ class Random:
     def positions(self, block: Block) -> NDArray[np.int64]:
         keys = block.lists.column_names
         lists = pl.DataFrame(block.lists).select(pl.concat_str(keys, separator="\x00")).to_series()
-        place = np.arange(block.offsets[-1]) - block.offsets[list_ids(block.offsets)]
-        names = lists[list_ids(block.offsets)] + "\x00" + pl.Series(place).cast(pl.String)
+        place = pl.Series(block.column("position")) - 1
+        names = lists[list_ids(block.offsets)] + "\x00" + place.cast(pl.String)
         scores = stable_hash(names, seed=self.seed).astype(np.float64)
         where = where_items(block.offsets)
         return positions_by_score(pad(scores, block.offsets), where=where)[where]
@@ -79,5 +79,4 @@ class ModelPolicy:
         return [*self.model.clicks.featurizer.names, *(["value"] if scorer is not None and scorer.takes_value else [])]
 
     def positions(self, block: Block) -> NDArray[np.int64]:
-        value = block.column("value") if "value" in block.items.column_names else None
-        return self.model.order(block.items, block.offsets, value=value, method=self.method)
+        return self.model.order(block.items, block.offsets, method=self.method)

@@ -78,10 +78,11 @@ class RankingModel:
         return self.clicks.log_ctr(items)
 
     def score(self, items: Inputs | pl.DataFrame | pa.Table, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The score of each item `[rows]`; the value is 1 where it is not given."""
+        """The score of each item `[rows]`; the value is that of the table where it is not given, and 1 without one."""
         if self.scorer is None:
             raise ConfigError("this model has no scorer, only a click model; rank by match or ctr1")
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
+        value = _value_of(items) if value is None else value
         if value is None and self.scorer.takes_value:
             raise DataError("the model was trained on values and needs the column 'value', which is not there")
         return self.scorer.score(inputs, _values(value, len(inputs)))
@@ -94,10 +95,12 @@ class RankingModel:
         value: NDArray[Any] | None = None,
         method: Method | None = None,
     ) -> NDArray[np.int64]:
-        """The 1-based position of each item `[rows]` in its list; the lists lie between the offsets."""
+        """The 1-based position of each item `[rows]` in its list; the lists lie between the offsets. Values as in
+        `score`."""
         method = self.method if method is None else method
         self._check(method)
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
+        value = _value_of(items) if value is None else value
         return _positions(
             self.score(inputs, value) if method == "score" else _worth(self.log_ctr(inputs), value, method), offsets
         )
@@ -199,6 +202,14 @@ def _positions(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.i
         found = positions_by_score(padded, where=where) if values.ndim == 1 else match(padded, where=where)
         positions[rows] = found[where]
     return positions
+
+
+def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
+    """The values that a table brings along."""
+    if isinstance(items, Inputs):
+        return None
+    names = items.columns if isinstance(items, pl.DataFrame) else items.column_names
+    return np.asarray(items["value"].to_numpy()) if "value" in names else None
 
 
 def _values(value: NDArray[Any] | None, rows: int) -> NDArray[np.float32]:

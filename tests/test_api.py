@@ -1,0 +1,293 @@
+"""The public face: read, fit, rank, evaluate, save; refusals in one sentence."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+import urank
+from simulated import Small, make
+from urank.api import ModelFit, fit_model, policies_of, prepared
+from urank.clicks.config import ClickConfig
+from urank.config import build
+from urank.errors import ConfigError, DataError
+from urank.evaluate.crossfit import CrossfitConfig
+from urank.log.dataset import Dataset
+from urank.rankers.config import UrankConfig
+from urank.rankers.policies import ModelPolicy, Random
+from urank.rankers.ranking import RankingModel
+from urank.rankers.urank import NetworkScorer
+
+TRAINING = {"epochs": 2, "batch_lists": 64}
+SETTINGS: dict[str, Any] = {
+    "clicks": {"families": ["monotone"], "hidden": [16], "training": TRAINING},
+    "scorer": {"hidden": [16], "training": TRAINING},
+}
+JUDGES = CrossfitConfig(cuts=1, clicks=ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}}))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return make(tmp_path_factory.mktemp("tiny"), queries=400, sessions=2, features=4, candidates=5, positions=5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Small) -> urank.URank:
+    return urank.URank(**SETTINGS).fit(urank.read(tiny.folder / "log.parquet"))
+
+
+# The whole way
+
+
+def test_read_fit_rank_evaluate(tiny: Small, model: urank.URank, tmp_path: Path) -> None:
+    log = urank.read(tiny.folder / "log.parquet")
+    assert isinstance(model.model_, RankingModel)
+    assert model.model_.name == "network on monotone"
+    assert model.model_.method in ("score", "match")
+    candidates = tiny.simulation.candidates
+    ranked = model.rank(candidates)
+    assert ranked.height == candidates.height
+    assert ranked["position"].max() == 5
+    assert set(ranked["item_id"]) == set(candidates["item_id"])
+    two = {"method": "ctr1", "top": 2}
+    assert_frame_equal(model.rank(candidates, **two), model.model_.rank(candidates, **two))
+    assert model.log_ctr(candidates).shape == (candidates.height, 5)
+    np.testing.assert_array_equal(model.score(candidates), model.model_.score(candidates))
+    found = urank.evaluate([model], log, config=JUDGES, truth=tiny.folder)
+    assert [policy.name for policy in found.policies] == ["logged", "score", "match", "ctr1", "random"]
+    assert found.splits == ["test"]
+    assert found["match"].true is not None
+    model.save(tmp_path / "model", onnx=False)
+    assert_frame_equal(urank.load_model(tmp_path / "model").rank(candidates), ranked)
+    with pytest.raises(ConfigError, match="exists already"):
+        model.save(tmp_path / "model")
+    model.save(tmp_path / "model", onnx=False, overwrite=True)
+    loaded = urank.evaluate([tmp_path / "model"], log, config=JUDGES, truth=tiny.folder)
+    assert loaded.to_dict() == found.to_dict()
+
+
+def test_how_it_came_about(model: urank.URank) -> None:
+    fit = model.fit_
+    assert fit.model is model.model_
+    assert fit.clicks.model is fit.model.clicks
+    assert fit.history is not None
+    assert len(fit.history.rounds) <= 2
+    assert fit.choice is not None
+    assert fit.choice.splits == ["valid"]
+    assert [policy.name for policy in fit.choice.policies] == ["logged", "score", "match"]
+    better = fit.choice.compare("match", "score").mean > 0
+    assert fit.model.method == ("match" if better else "score")
+    worse = "score" if better else "match"
+    assert fit.why.startswith(f"{fit.model.method} earns ")
+    assert f" more clicks a list than {worse} on the validation split by the cross-fitted estimate (p = " in fit.why
+
+
+@pytest.mark.parametrize("kind", ["path", "log", "dataset", "folder", "frame"])
+def test_a_log_in_any_form(tiny: Small, model: urank.URank, kind: str) -> None:
+    path = tiny.folder / "log.parquet"
+    forms: dict[str, Any] = {
+        "path": str(path),
+        "log": urank.read(path),
+        "dataset": tiny.dataset,
+        "folder": tiny.dataset.folder,
+        "frame": pl.read_parquet(path),
+    }
+    with prepared(forms[kind]) as dataset:
+        assert sum(dataset.rows(split) for split in ("train", "valid", "test")) == tiny.simulation.log.height
+        folder = dataset.folder
+    assert folder.exists() == (kind in ("dataset", "folder"))  # what was prepared for the occasion is gone
+
+
+def test_same_seed_same_model(tiny: Small) -> None:
+    quick = {"method": "score", **SETTINGS}
+    first, again, other = (urank.URank(seed=seed, **quick).fit(tiny.dataset) for seed in (3, 3, 4))
+    candidates = tiny.simulation.candidates
+    np.testing.assert_array_equal(first.score(candidates), again.score(candidates))
+    np.testing.assert_array_equal(first.log_ctr(candidates), again.log_ctr(candidates))
+    assert not np.array_equal(first.score(candidates), other.score(candidates))
+    assert not np.array_equal(first.log_ctr(candidates), other.log_ctr(candidates))
+    assert (first.config_.clicks.seed, first.config_.scorer.seed) == (3, 3)
+
+
+def test_methods_and_rankers(tiny: Small) -> None:
+    asked = fit_model(tiny.dataset, build(UrankConfig, {"method": "ctr1", **SETTINGS}))
+    assert (asked.model.method, asked.why, asked.choice) == ("ctr1", "asked for", None)
+    assert asked.history is not None
+    alone = fit_model(tiny.dataset, build(UrankConfig, {"ranker": "none", **SETTINGS}))
+    assert (alone.model.method, alone.why, alone.history) == ("match", "there is no scorer", None)
+    assert alone.model.scorer is None
+    trees = {"ranker": "trees", "method": "score", "trees": {"trees": 3, "threads": 1}, **SETTINGS}
+    grown = fit_model(tiny.dataset, build(UrankConfig, trees))
+    assert grown.model.name == "trees on monotone"
+
+
+def test_too_few_queries_to_choose(tiny: Small, tmp_path: Path) -> None:
+    """Then the paper's way is the default, and the reason is told."""
+    log = tiny.simulation.log.filter(pl.col("query_id") < "q000030")
+    urank.prepare(urank.read(log), tmp_path / "prepared", valid=0.05, test=0.1)
+    dataset = Dataset(tmp_path / "prepared")
+    assert len({q for block in dataset.blocks("valid", ["position"]) for q in block.lists["query_id"].to_pylist()}) <= 2
+    fit = fit_model(dataset, build(UrankConfig, SETTINGS))
+    assert (fit.model.method, fit.choice) == ("score", None)
+    assert fit.why == "valid has too few queries to tell which method is better"
+
+
+def test_the_test_split_is_not_looked_at(tiny: Small, tmp_path: Path) -> None:
+    shutil.copytree(tiny.dataset.folder, tmp_path / "prepared")
+    for path in (tmp_path / "prepared" / "test").iterdir():
+        path.write_bytes(b"secret")
+    blind = Dataset(tmp_path / "prepared")
+    with pytest.raises(DataError, match="is not a readable Parquet file"):
+        blind.groups("test")
+    fit = fit_model(blind, build(UrankConfig, SETTINGS))
+    assert fit.choice is not None  # also the choice of the method
+
+
+def test_a_checkpoint_is_of_its_settings(tiny: Small, tmp_path: Path) -> None:
+    """The click model that is there is taken over; a scorer that was trained otherwise is not."""
+
+    def fit(folder: Path | None, target: str) -> dict[str, torch.Tensor]:
+        settings = {**SETTINGS, "method": "score", "scorer": {**SETTINGS["scorer"], "target": target}}
+        scorer = fit_model(tiny.dataset, build(UrankConfig, settings), checkpoints=folder).model.scorer
+        assert isinstance(scorer, NetworkScorer)
+        return scorer.network.state_dict()
+
+    plain = {target: fit(None, target) for target in ("model", "counterfactual")}
+    for target in ("model", "counterfactual", "model"):
+        found = fit(tmp_path / "checkpoints", target)
+        assert all(torch.equal(tensor, plain[target][name]) for name, tensor in found.items())
+    assert len(list((tmp_path / "checkpoints").glob("scorer-*.safetensors"))) == 2
+
+
+# Evaluations
+
+
+def test_every_split(tiny: Small, model: urank.URank) -> None:
+    found = urank.evaluate([model], tiny.dataset, split="all", config=JUDGES, truth=tiny.folder)
+    assert found.splits == ["train", "valid", "test"]
+    assert found.queries == 400
+    assert found.rows == tiny.simulation.log.height
+    assert urank.evaluate([], tiny.dataset, split="valid", config=JUDGES).splits == ["valid"]
+
+
+def test_names_of_several_models(
+    tiny: Small, model: urank.URank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/model", "b/model", "a/other"):
+        model.save(tmp_path / name, onnx=False)
+    monkeypatch.chdir(tmp_path)
+
+    def names(*models: Any) -> list[str]:
+        found = urank.evaluate(models, tiny.dataset, config=JUDGES)
+        return [policy.name for policy in found.policies if policy.name.endswith(("match", "mine"))]
+
+    assert names("a/model") == ["match"]
+    assert names("a/model", Path("a/other")) == ["model match", "other match"]
+    assert names("a/model", "b/model", model) == ["a/model match", "b/model match", "model 3 match"]
+    assert names(model, model.model_) == ["model 1 match", "model 2 match"]
+    assert names(ModelPolicy("mine", model.model_, "match")) == ["mine"]
+    with pytest.raises(ConfigError, match="policies must have names of their own; 'a/model score' occurs twice"):
+        names("a/model", "a/model")
+
+
+def test_policies_of(fitted: ModelFit) -> None:
+    assert [policy.name for policy in policies_of(fitted.model, prefix="mine ")] == [
+        "mine score",
+        "mine match",
+        "mine ctr1",
+    ]
+    assert [policy.name for policy in policies_of(RankingModel(fitted.model.clicks))] == ["match", "ctr1"]
+    assert [policy.name for policy in policies_of(fitted.model, methods=("match",))] == ["match"]
+
+
+# Refusals
+
+
+def test_what_is_not_fitted_is_refused(tiny: Small, tmp_path: Path) -> None:
+    candidates = tiny.simulation.candidates
+    for refused in (
+        lambda: urank.URank().rank(candidates),
+        lambda: urank.URank().score(candidates),
+        lambda: urank.URank().log_ctr(candidates),
+        lambda: urank.URank().save(tmp_path / "model"),
+        lambda: urank.evaluate([urank.URank()], tiny.dataset),
+    ):
+        with pytest.raises(ConfigError, match=r"^this URank has not been fitted; call fit with a log first$"):
+            refused()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"ranker": "magic"}, "ranker in URank: input should be 'network', 'trees' or 'none'; got 'magic'"),
+        ({"method": "magic"}, "method in URank: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
+        ({"ranker": "none", "method": "score"}, "method score needs a ranker that gives scores; got ranker 'none'"),
+        ({"clicks": {"colour": 1}}, r"clicks\.colour is not a key of URank"),
+        ({"scorer": {"sigma": 0}}, r"scorer\.sigma in URank: input should be greater than 0; got 0"),
+        ({"trees": {"leaves": 1}}, r"trees\.leaves in URank: input should be greater than or equal to 2; got 1"),
+        ({"seed": -1}, r"clicks\.seed in URank: input should be greater than or equal to 0; got -1"),
+    ],
+)
+def test_unknown_settings_are_refused(tiny: Small, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        urank.URank(**settings).fit(tiny.dataset)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(TypeError, match="colour"):
+        urank.URank(colour="red")  # type: ignore[call-arg]
+
+
+def test_evaluations_that_are_refused(tiny: Small, model: urank.URank, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="split must be train, valid, test or all; got 'tset'"):
+        urank.evaluate([model], tiny.dataset, split="tset")
+    with pytest.raises(ConfigError, match="estimator must be auto or one of"):
+        urank.evaluate([model], tiny.dataset, estimator="magic")
+    with pytest.raises(DataError, match="is not a urank model"):
+        urank.evaluate([tmp_path], tiny.dataset)
+    with pytest.raises(DataError, match="holds no truth"):
+        urank.evaluate([model], tiny.dataset, truth=tmp_path)
+    with pytest.raises(ConfigError, match="policies must have names of their own; 'random' occurs twice"):
+        urank.evaluate([Random()], tiny.dataset)
+    with pytest.raises(DataError, match="a log must be a path or a table of Polars, pandas or PyArrow; got builtins"):
+        urank.evaluate([model], 17)
+
+
+def test_a_log_without_features_is_refused(tiny: Small) -> None:
+    log = tiny.simulation.log.select("query_id", "session_id", "item_id", "position", "click")
+    with pytest.raises(DataError, match="has no features, so nothing tells its items apart"):
+        urank.URank().fit(log)
+
+
+# Names
+
+
+def test_evaluate_stays_a_function() -> None:
+    """In a fresh process, before and after the package of the same name is loaded."""
+    script = (
+        "import sys, urank\n"
+        "assert 'torch' not in sys.modules\n"
+        "first = urank.evaluate\n"
+        "assert callable(first)\n"
+        "from urank.evaluate.compare import Evaluation\n"
+        "import urank.evaluate.stats\n"
+        "assert urank.evaluate is first\n"
+        "assert callable(urank.evaluate)\n"
+        "from urank import URank, evaluate, load_model\n"
+        "assert evaluate is first\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(urank, name) for name in urank.__all__)
+    with pytest.raises(AttributeError, match="urank has no attribute 'magic'"):
+        urank.magic  # noqa: B018
