@@ -16,6 +16,10 @@ class Example(BaseModel, frozen=True, extra="forbid"):
     name: str | None = None
 
 
+class Outer(BaseModel, frozen=True, extra="forbid"):
+    inner: Example = Example()
+
+
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "example.toml"
     path.write_text(to_toml(Example(width=7, name="x")))
@@ -33,6 +37,11 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_refusals(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         build(Example, values, "here")
+
+
+def test_keys_of_an_inner_table() -> None:
+    with pytest.raises(ConfigError, match=r"inner\.widht is not a key of here; the keys are width, name"):
+        build(Outer, {"inner": {"widht": 3}}, "here")
 
 
 def test_files_that_are_not_toml(tmp_path: Path) -> None:

@@ -139,8 +139,6 @@ def fit_model(
         checkpoints: a folder from which a run that was killed goes on.
         report: told how far it is.
     """
-    if not dataset.features:
-        raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
     scorer: Scorer | None = None
     history: History | None = None

@@ -34,13 +34,21 @@ def build(model: type[M], values: Mapping[str, Any], source: str = "the configur
         place = ".".join(str(part) for part in first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            raise ConfigError(
-                f"{place} is not a key of {source}; the keys are {', '.join(model.model_fields)}"
-            ) from None
+            keys = ", ".join(_keys(model, first["loc"][:-1]))
+            raise ConfigError(f"{place} is not a key of {source}; the keys are {keys}") from None
         if not place:
             raise ConfigError(reason) from None
         reason = reason[:1].lower() + reason[1:]
         raise ConfigError(f"{place} in {source}: {reason}; got {first['input']!r}") from None
+
+
+def _keys(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table at a place within a configuration."""
+    for part in place:
+        field = model.model_fields.get(str(part))
+        if field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            model = field.annotation
+    return list(model.model_fields)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -156,6 +156,7 @@ def test_refusals(folder: Path, tmp_path: Path, command: Any, arguments: tuple[o
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("[clicks]\ntraining = 3", "clicks.training must be a table of settings; got 3"),
         ("families = ['pbm']", "families is not a key of FILE; the keys are ranker, method, clicks, scorer, trees"),
         ("[scorer]\ncolour = 1", "scorer.colour is not a key of FILE"),
         ("[trees]\nleaves = 1", "trees.leaves in FILE: input should be greater than or equal to 2; got 1"),

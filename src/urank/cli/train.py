@@ -12,7 +12,7 @@ from rich.console import Console
 
 from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
 from urank.config import build, read_toml
-from urank.errors import ConfigError
+from urank.errors import ConfigError, UrankError
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.progress import Report, bars
@@ -147,13 +147,17 @@ def train_command(
         read_truth(truth)  # better refused now than after the training
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
     working = output.with_name(f".{output.name}.training")
-    with bars(quiet=quiet or json) as report:
-        dataset = _dataset(log, working, column, categorical, drop, report)
-        fit = fit_model(dataset, checked, checkpoints=working / "checkpoints", report=report)
-        judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
-        report("writing the model", 0, None)
-        facts = {"quality": judged.to_dict(), "why": fit.why}
-        save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts=facts)
+    try:
+        with bars(quiet=quiet or json) as report:
+            dataset = _dataset(log, working, column, categorical, drop, report)
+            fit = fit_model(dataset, checked, checkpoints=working / "checkpoints", report=report)
+            judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
+            report("writing the model", 0, None)
+            facts = {"quality": judged.to_dict(), "why": fit.why}
+            save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts=facts)
+    except UrankError:
+        shutil.rmtree(working, ignore_errors=True)  # what was refused is not gone on with; what was killed is
+        raise
     shutil.rmtree(working, ignore_errors=True)
     if html is not None:
         from urank.report.clicks import write_fit
@@ -181,8 +185,11 @@ def _settings(
         return dict(under) | {key: value for key, value in flags.items() if value is not None}
 
     for table in ("clicks", "scorer"):
-        if not isinstance(config.get(table, {}), dict):
-            raise ConfigError(f"{table} must be a table of settings; got {config[table]!r}")
+        found = config.get(table, {})
+        if not isinstance(found, dict):
+            raise ConfigError(f"{table} must be a table of settings; got {found!r}")
+        if not isinstance(found.get("training", {}), dict):
+            raise ConfigError(f"{table}.training must be a table of settings; got {found['training']!r}")
     settings = laid_over(config, model)
     settings["clicks"] = laid_over(config.get("clicks", {}), clicks)
     settings["clicks"]["training"] = laid_over(settings["clicks"].get("training", {}), training)

@@ -72,6 +72,8 @@ def fit_clicks(
             f"{dataset.folder} has no {'train' if dataset.rows('train') == 0 else 'valid'} queries; "
             "prepare it with other shares (--valid, --test)"
         )
+    if not dataset.features:
+        raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
     featurizer = Featurizer.fit(
         (block.items for block in dataset.blocks("train", dataset.features)),
         dataset.numeric,

@@ -74,7 +74,7 @@ def evaluation_sections(evaluation: Evaluation) -> list[Section]:
     estimators = (
         f"The figures above are those of {evaluation.estimator}. The others make other assumptions; where they differ "
         "by more than their intervals, some assumption is wrong. ± is half of the 95 % interval; the bootstrap's "
-        "also follows skewed values."
+        "also follows skewed values, and counts the chance in the clicks alone."
     )
     sections = [
         Section("Policies side by side", charts=_forests(evaluation), tables=[policy_table(evaluation)]),

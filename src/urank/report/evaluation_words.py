@@ -153,7 +153,8 @@ def how_it_is_tested(evaluation: Evaluation) -> str:
 
 def how_it_is_made(evaluation: Evaluation) -> Iterator[str]:
     """What the numbers mean, in paragraphs."""
-    models = len(evaluation.clicks)
+    cuts = len(evaluation.clicks) // 2
+    again = "" if cuts == 1 else f", {cuts} times in different ways"
     names = ", ".join(dict.fromkeys(evaluation.clicks))
     yield (
         f"What would people have clicked in another order? By the estimator {evaluation.estimator}, "
@@ -161,8 +162,8 @@ def how_it_is_made(evaluation: Evaluation) -> Iterator[str]:
     )
     yield (
         f"The click probabilities are cross-fitted: the {evaluation.queries:,} queries ({evaluation.lists:,} lists, "
-        f"{evaluation.rows:,} rows) are cut into {models} parts, and each part is judged by a click model ({names}) "
-        "that was trained on the others. It is none of the models under test, so none of them gains by its own errors."
+        f"{evaluation.rows:,} rows) are cut in halves{again}, and each half is judged by a click model ({names}) that "
+        "was trained on the other. It is none of the models under test, so none of them gains by its own errors."
     )
     yield _INTERVALS
     yield _LIMITS
