@@ -344,3 +344,9 @@ def test_many_policies_can_be_drawn() -> None:
 def test_torch_and_matplotlib_wait() -> None:
     code = "import sys, urank.report.evaluation; sys.exit(bool({'matplotlib', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_sentence_tells_of_the_policy_that_is_named(found: Evaluation) -> None:
+    out = StringIO()
+    print_evaluation(found, Console(file=out, width=200), "score")
+    assert "score would earn 0.804" in out.getvalue().splitlines()[-1]

@@ -78,6 +78,7 @@ def evaluate_command(
         raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
     from urank.api import evaluate  # slow to load, as all that needs torch
     from urank.evaluate.crossfit import CrossfitConfig
+    from urank.model import read_manifest
     from urank.report.evaluation import print_evaluation, write_evaluation
 
     config = CrossfitConfig(cuts=cuts, seed=seed)
@@ -86,12 +87,13 @@ def evaluate_command(
         found = evaluate(
             models, source, split=split, estimator=estimator, floor=floor, truth=truth, config=config, report=report
         )
+    own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
-        write_evaluation(found, html)
+        write_evaluation(found, html, own)
     if json:
         print_json(found.to_dict())
     elif not quiet:
         console = Console()
-        print_evaluation(found, console)
+        print_evaluation(found, console, own)
         if html is not None:
             console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)

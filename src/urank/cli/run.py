@@ -106,6 +106,6 @@ def run_command(
     elif not quiet:
         console = Console()
         console.print(f"The log is {inspection.verdict.sentence}.\n", highlight=False, soft_wrap=True, markup=False)
-        print_evaluation(found, console)
+        print_evaluation(found, console, fit.model.method)
         sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The report is {output / 'report.html'}"
         console.print(sentence, highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -41,8 +41,11 @@ __all__ = [
 _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 
 
-def print_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Print what a person should know, the sentence that counts last, where the eye is when it ends."""
+def print_evaluation(evaluation: Evaluation, console: Console, policy: str | None = None) -> None:
+    """Print what a person should know, the sentence that counts last, where the eye is when it ends.
+
+    It tells of the policy that is named, as the one that would be shipped: to pick the best here would flatter it.
+    """
     for table in (policy_table(evaluation), estimator_table(evaluation)):
         console.print(terminal_table(table))
         console.print()
@@ -50,16 +53,16 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         bullet(console, "beware", Text(warning))
     if evaluation.warnings:
         console.print()
-    best = best_policy(evaluation)
-    style = "bold" if best is None else _STYLES[told_apart(best)]
-    console.print(Text(evaluation_sentence(evaluation), style=style))
+    meant = best_policy(evaluation) if policy is None else evaluation[policy]
+    style = "bold" if meant is None else _STYLES[told_apart(meant)]
+    console.print(Text(evaluation_sentence(evaluation, policy), style=style))
 
 
-def write_evaluation(evaluation: Evaluation, path: str | Path) -> None:
-    """Write the page with the plots."""
+def write_evaluation(evaluation: Evaluation, path: str | Path, policy: str | None = None) -> None:
+    """Write the page with the plots; its lead tells of the policy that is named, or of the best."""
     from urank.report.page import write_page  # matplotlib is slow to load
 
-    lead = f"{evaluation_sentence(evaluation)}."
+    lead = f"{evaluation_sentence(evaluation, policy)}."
     write_page(path, "Evaluation", lead, evaluation_sections(evaluation), footer="urank evaluate")
 
 
