@@ -349,4 +349,7 @@ def test_torch_and_matplotlib_wait() -> None:
 def test_the_sentence_tells_of_the_policy_that_is_named(found: Evaluation) -> None:
     out = StringIO()
     print_evaluation(found, Console(file=out, width=200), "score")
-    assert "score would earn 0.804" in out.getvalue().splitlines()[-1]
+    last = out.getvalue().splitlines()[-1]
+    assert last == evaluation_sentence(found, "score")
+    assert "score" in last
+    assert "match" not in last
