@@ -348,7 +348,7 @@ def test_torch_and_matplotlib_wait() -> None:
 
 def test_the_sentence_tells_of_the_policy_that_is_named(found: Evaluation) -> None:
     out = StringIO()
-    print_evaluation(found, Console(file=out, width=200), "score")
+    print_evaluation(found, Console(file=out, width=400), "score")
     last = out.getvalue().splitlines()[-1]
     assert last == evaluation_sentence(found, "score")
     assert "score" in last
