@@ -25,6 +25,9 @@ from urank.progress import Report
 __all__ = ["CHUNK_BYTES", "Floats", "GrowthConfig", "TreeModel", "binned", "matrix"]
 
 CHUNK_BYTES = 64 * 2**20
+IN_MEMORY_BYTES = 256 * 2**20
+"""Splits up to this size are given to LightGBM whole: row by row, choosing the bins takes longer than many trees."""
+
 MAX_LEAVES = 512  # a tree may be as deep as it has leaves, and its JSON is read by recursion
 
 Floats = NDArray[np.float32]
@@ -138,7 +141,8 @@ def binned(
 ) -> lightgbm.Dataset:
     """A split as LightGBM holds it, with the clicks as labels.
 
-    The log is read twice, a row group at a time; only LightGBM's bins, a byte or two for each value, stay in memory.
+    A large log is read twice, a row group at a time; only LightGBM's bins, a byte or two for each value, stay in
+    memory.
 
     Args:
         dataset: the prepared log.
@@ -159,8 +163,10 @@ def binned(
         report(f"reading {split}", read, total)
 
     reader = _Reader(dataset, featurizer, extra)
-    rows = [_Rows(reader, group, len(click), done) for group, click in zip(groups, clicks, strict=True)]
     first, n = len(featurizer.numeric), len(featurizer.categorical)
+    rows: list[_Rows] | Floats = [_Rows(reader, g, len(click), done) for g, click in zip(groups, clicks, strict=True)]
+    if 4 * total * (first + n + 1) <= IN_MEMORY_BYTES:
+        rows = np.concatenate([each[:] for each in rows])
     data = lightgbm.Dataset(
         rows,
         np.concatenate(clicks),

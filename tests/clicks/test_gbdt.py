@@ -134,6 +134,13 @@ def test_learns_clicks(model: GbdtClicks, featurizer: Featurizer, dataset: Datas
     assert kinds == {("==", "None"), ("<=", "None"), ("<=", "NaN")}
 
 
+def test_a_log_read_in_parts_gives_the_same_trees(
+    model: GbdtClicks, featurizer: Featurizer, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urank.trees.IN_MEMORY_BYTES", 0)
+    assert fit_gbdt(dataset, featurizer, seed=7, config=CONFIG).text == model.text
+
+
 def test_learns_without_categories_and_without_valid(plain_log: pl.DataFrame, tmp_path: Path) -> None:
     dataset = prepared(plain_log, tmp_path / "log", valid=0.0, test=0.0)
     featurizer = fitted_featurizer(dataset)
