@@ -23,10 +23,12 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; results are not kept")
     parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
+    parser.add_argument("--only", action="append", default=[], metavar="PART", help="only this part (of utility)")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     bars: list[Bar] = []
-    for bar in importlib.import_module(f"benchmarks.{arguments.name}").run(quick=arguments.quick):
+    chosen = {"only": arguments.only} if arguments.only else {}
+    for bar in importlib.import_module(f"benchmarks.{arguments.name}").run(quick=arguments.quick, **chosen):
         console.print(f"{bar.name}: {bar.value:.3g} {bar.unit}", highlight=False)
         bars.append(bar)
     results = {
@@ -36,7 +38,7 @@ def main() -> int:
         "bars": [bar.to_dict() for bar in bars],
     }
     if not arguments.quick:
-        write_results(arguments.name, results)
+        write_results(arguments.name, results, arguments.only)
     if arguments.json:
         print(json.dumps(results, indent=2))
     else:

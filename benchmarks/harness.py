@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,7 @@ class Bar:
     unit: str
     at_least: float | None = None
     at_most: float | None = None
+    part: str = ""
 
     @property
     def holds(self) -> bool:
@@ -45,7 +46,9 @@ class Bar:
         return f"≤ {self.at_most:g}" if self.at_most is not None else "–"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "holds": self.holds}
+        return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "holds": self.holds} | (
+            {"part": self.part} if self.part else {}
+        )
 
 
 def median_seconds(*actions: Callable[[], object], repeats: int = 3) -> list[float]:
@@ -88,9 +91,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_results(name: str, results: dict[str, Any]) -> None:
+def write_results(name: str, results: dict[str, Any], only: Sequence[str] = ()) -> None:
+    """Keep the results; when only some parts were measured, those of the other parts stay as they were."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = RESULTS / f"{name}.json"
+    if only and path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))["bars"]
+        results = {**results, "bars": [bar for bar in known if bar.get("part") not in only] + results["bars"]}
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def show(bars: list[Bar]) -> None:

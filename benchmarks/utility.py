@@ -1,7 +1,8 @@
 """The ranker: true utility against the libraries, honest estimates of it, and what the matching costs.
 
-    python -m benchmarks utility           the default two-logger simulation, 5 seeds; bids; the coverage of intervals;
-                                           MSLR, MQ2008 and the hotel log where the data is at hand
+    python -m benchmarks utility                    the default two-logger simulation, 5 seeds; bids; the coverage of
+                                                    intervals; MSLR, MQ2008 and the hotel log where the data is at hand
+    python -m benchmarks utility --only coverage    one part; the results of the others stay as they are
 
 Real data is looked for in ../shared/data or $URANK_DATA; without it those parts are left out, and it is said. XGBoost
 comes with `pip install -e .[bench]`.
@@ -12,9 +13,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -61,19 +62,35 @@ console = Console(stderr=True)
 Values = dict[str, NDArray[np.float64]]
 
 
-def run(*, quick: bool) -> Iterator[Bar]:
+def parts(*, quick: bool) -> dict[str, Callable[[Path], Iterator[Bar]]]:
+    """What can be measured on its own, each from a folder to work in."""
+    seeds, queries = 1 if quick else 5, 300 if quick else None
+    found: dict[str, Callable[[Path], Iterator[Bar]]] = {
+        "matching": lambda _: _matching(),
+        "simulation": lambda folder: _simulated(folder, seeds=seeds, queries=queries),
+        "bids": lambda folder: _bids(folder, seeds=min(seeds, 2), queries=queries),
+        "trees": lambda folder: trees_time(folder, queries=300 if quick else 10_000),
+        "coverage": lambda folder: coverage(folder, logs=4 if quick else 200),
+    }
+    if not DATA.is_dir():
+        console.print(f"no real data at {DATA}: MSLR, MQ2008 and the hotel log are left out")
+        return found
+    return found | {
+        "mslr": lambda folder: _letor(folder, "MSLR", DATA / "mslr", 20 if quick else 200, min(seeds, 2)),
+        "mq2008": lambda folder: _letor(folder, "MQ2008", DATA / "mq2008", 20 if quick else 50, min(seeds, 2)),
+        "hotel": lambda folder: hotel(folder, DATA, quick=quick),
+    }
+
+
+def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
+    known = parts(quick=quick)
+    absent = [name for name in only if name not in known]
+    if absent:
+        raise SystemExit(f"utility has no part '{absent[0]}'; its parts are {', '.join(known)}")
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
-        folder = Path(name)
-        yield from _matching()
-        yield from _simulated(folder, seeds=1 if quick else 5, queries=300 if quick else None)
-        yield from _bids(folder, seeds=1 if quick else 2, queries=300 if quick else None)
-        yield from trees_time(folder, queries=300 if quick else 10_000)
-        yield from coverage(folder, logs=4 if quick else 200)
-        if DATA.is_dir():
-            yield from _letor(folder, quick=quick)
-            yield from hotel(folder, DATA, quick=quick)
-        else:
-            console.print(f"no real data at {DATA}: MSLR, MQ2008 and the hotel log are left out")
+        for part in only or known:
+            for bar in known[part](Path(name)):
+                yield replace(bar, part=part)
 
 
 def _matching() -> Iterator[Bar]:
@@ -124,29 +141,27 @@ def _bids(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
         yield Bar(f"bids: U-rank (score) against {shown}: largest p-value", worst, "", at_most=0.05)
 
 
-def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
+def _letor(folder: Path, name: str, path: Path, sessions: int, seeds: int) -> Iterator[Bar]:
     """Simulated clicks on real documents: few queries, many sessions each."""
-    for name, path in (("MSLR", DATA / "mslr"), ("MQ2008", DATA / "mq2008")):
-        sessions = 20 if quick else 200 if name == "MSLR" else 50
-        found = _each(
-            folder,
-            [
-                SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.3, seed=seed, truth="all")
-                for seed in range(1 if quick else 4)
-            ],
-        )
-        yield from _table(name, found)
-        best = max(LIBRARIES, key=lambda library: _mean(found, library))
-        others = [other for other in found[0] if other not in TAUGHT]
-        second = max((other for other in others if other != "matching"), key=lambda other: _mean(found, other))
-        lead = _mean(found, "matching") / _mean(found, second)
-        yield Bar(f"{name}: matching / the best of all others ({second})", lead, "", at_least=1.0)
-        yield Bar(f"{name}: U-rank (score) / {best}", _mean(found, "U-rank") / _mean(found, best), "", at_least=1.0)
-        yield Bar(
-            f"{name}: matching / LightGBM lambdarank, position",
-            _mean(found, "matching") / _mean(found, "LightGBM lambdarank, position"),
-            "",
-        )
+    found = _each(
+        folder,
+        [
+            SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.3, seed=seed, truth="all")
+            for seed in range(seeds)
+        ],
+    )
+    yield from _table(name, found)
+    best = max(LIBRARIES, key=lambda library: _mean(found, library))
+    others = [other for other in found[0] if other not in TAUGHT]
+    second = max((other for other in others if other != "matching"), key=lambda other: _mean(found, other))
+    lead = _mean(found, "matching") / _mean(found, second)
+    yield Bar(f"{name}: matching / the best of all others ({second})", lead, "", at_least=1.0)
+    yield Bar(f"{name}: U-rank (score) / {best}", _mean(found, "U-rank") / _mean(found, best), "", at_least=1.0)
+    yield Bar(
+        f"{name}: matching / LightGBM lambdarank, position",
+        _mean(found, "matching") / _mean(found, "LightGBM lambdarank, position"),
+        "",
+    )
 
 
 def _mean(found: list[Values], name: str) -> float:

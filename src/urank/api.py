@@ -195,7 +195,7 @@ def evaluate(
         models: fitted models, folders of models, or policies.
         log: what `urank.read` gave, a path, a prepared folder, or a table.
         split: the part to judge by: `test`, which no fit has looked at, or `all` for a log that is new to the models.
-        estimator: see `urank.evaluate.offpolicy`; `auto` is doubly robust with known propensities, else direct.
+        estimator: see `urank.evaluate.offpolicy`; `auto` is doubly robust with known propensities, else Eq. 3.
         floor: least that a logged click probability counts as.
         truth: what `urank simulate` wrote: true utilities are told beside the estimates.
         config: the evaluation's own click model.

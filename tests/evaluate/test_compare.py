@@ -281,7 +281,7 @@ def test_cutoffs(small: Small, oracle: None) -> None:
 def test_without_propensities(small: Small, oracle: None, prepared: Any) -> None:
     dataset = prepared(small.simulation.log.drop("propensity"))
     found = evaluate_policies([Reversed()], dataset)
-    assert found.estimator == "direct"
+    assert found.estimator == "ratio"
     assert set(found["reversed"].estimates) == {"direct", "ratio", "self_normalised", "doubly_robust"}
     assert found["reversed"].support.coverage is None
     for estimator in ("ips", "snips"):

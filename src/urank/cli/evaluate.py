@@ -41,7 +41,7 @@ def evaluate_command(
             help="What the table shows. **ratio**: Eq. 3, a click times P(click at the new position) / P(click at the "
             "logged one); **self_normalised**: the same, divided by what it would be if clicks came as modelled; "
             "**direct**: what the click model expects; **doubly_robust**: that, corrected by the clicks; **ips** and "
-            "**snips** need the column propensity. **auto**: doubly_robust where propensities are known, else direct.",
+            "**snips** need the column propensity. **auto**: doubly_robust where propensities are known, else ratio.",
         ),
     ] = "auto",
     cuts: Annotated[

@@ -156,7 +156,7 @@ def evaluate_policies(
         policies: what to judge, besides the logged order, which is always judged.
         dataset: a prepared log; its queries must be new to the policies.
         splits: which of its parts to judge by.
-        estimator: one of `ESTIMATORS`, or `auto`: doubly robust when the log knows its propensities, else direct.
+        estimator: one of `ESTIMATORS`, or `auto`: doubly robust when the log knows its propensities, else Eq. 3.
         cutoffs: also the utility of so many first positions.
         floor: least that a logged click probability counts as.
         config: the evaluation's own click model.
@@ -164,7 +164,7 @@ def evaluate_policies(
         report: told how far it is.
     """
     has_propensity = dataset.has("propensity")
-    chosen = ("doubly_robust" if has_propensity else "direct") if estimator == "auto" else estimator
+    chosen = ("doubly_robust" if has_propensity else "ratio") if estimator == "auto" else estimator
     if chosen not in ESTIMATORS:
         raise ConfigError(f"estimator must be auto or one of {', '.join(ESTIMATORS)}; got '{estimator}'")
     if needs_propensity(chosen) and not has_propensity:
