@@ -55,9 +55,10 @@ def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> N
     rows, columns = np.nonzero(filled)
     placed_at = np.zeros(mask.shape, dtype=np.int64)
     placed_at[rows, chosen[rows, columns]] = columns + 1
-    # Placed items go before all others; which of them goes where is known already.
-    scores = np.where(placed_at > 0, np.inf, -costs[:, -1])
-    return np.where(placed_at > 0, placed_at, positions_by_score(scores, where=mask))
+    # Placed items go before all others; which of them goes where is known already. No two have the same score, since
+    # ties take longer to sort.
+    scores = np.where(placed_at > 0, _LIMIT * (2 + placed_at), -costs[:, -1])
+    return np.where(placed_at > 0, placed_at, positions_by_score(scores, where=None if mask.all() else mask))
 
 
 def _check_shapes(weights: NDArray[Any], where: NDArray[np.bool_] | None) -> NDArray[np.bool_]:

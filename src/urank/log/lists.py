@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 __all__ = ["list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
 
+_LONG = 128
+
 
 def offsets_of_runs(keys: NDArray[Any]) -> NDArray[np.int64]:
     """Offsets of the runs of equal neighbours in `keys`.
@@ -79,6 +81,12 @@ def order_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = No
         raise ValueError("scores must be numbers; got NaN")
     if where is not None:
         keys[~where] = np.nan  # which comes after infinity
+    elif keys.shape[-1] >= _LONG:
+        # Without ties there is one order, and a sort that is not stable finds it several times as fast.
+        order = np.argsort(keys, axis=-1)
+        sorted_keys = keys[np.arange(len(keys))[:, None], order]
+        if not (sorted_keys[..., 1:] == sorted_keys[..., :-1]).any():
+            return order
     return np.argsort(keys, axis=-1, kind="stable")
 
 
@@ -90,5 +98,6 @@ def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None 
     """
     order = order_by_score(scores, where=where)
     positions = np.empty_like(order)
-    np.put_along_axis(positions, order, np.broadcast_to(np.arange(1, order.shape[-1] + 1), order.shape), axis=-1)
+    lists = np.arange(len(order))[:, None]
+    positions[lists, order] = np.arange(1, order.shape[-1] + 1)
     return positions
