@@ -24,6 +24,7 @@ from rich.console import Console
 import urank
 from benchmarks.harness import Bar, median_seconds, peak_memory
 from benchmarks.log import write_log
+from benchmarks.simulated import simulated
 from urank.clicks.config import ClickConfig, ClickFamily
 from urank.clicks.fit import Fit, fit_clicks, predictions
 from urank.clicks.gbdt import GbdtConfig
@@ -33,7 +34,6 @@ from urank.evaluate.quality import quality
 from urank.features import Featurizer
 from urank.log.dataset import Dataset
 from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate, write_simulation
 from urank.stream import Batch, Stream
 from urank.training import TrainingConfig, seeded, train
 
@@ -84,7 +84,7 @@ def one_seed(folder: Path, seed: int, queries: int | None) -> tuple[dict[str, fl
     """Log loss on test, as a ratio to the oracle's, of every family; AUC of A1 and A2 on every split."""
     torch.set_num_threads(1)
     config = SimulationConfig(seed=seed) if queries is None else SimulationConfig(seed=seed, queries=queries)
-    dataset = _simulated(folder, config)
+    dataset = simulated(folder, config)
     truth = oracle_predictions(read_truth(folder / "simulation"), dataset, "test")
     oracle = quality(*truth, positions=dataset.positions).log_loss
     trees = GbdtConfig(threads=1)
@@ -105,7 +105,7 @@ def one_seed(folder: Path, seed: int, queries: int | None) -> tuple[dict[str, fl
 
 def _throughput(folder: Path, queries: int) -> Iterator[Bar]:
     """Rows per second of training from the prepared Parquet, against the same network on tensors in memory."""
-    dataset = _simulated(folder, SimulationConfig(queries=queries))
+    dataset = simulated(folder, SimulationConfig(queries=queries))
     featurizer = _featurizer(dataset)
     config = TrainingConfig(epochs=1)
     stream = Stream(dataset, "train", featurizer, batch_lists=config.batch_lists, cache_bytes=0)
@@ -150,7 +150,7 @@ def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
     """The simulated clicks on real documents."""
     for name, path in (("MSLR", DATA / "mslr"), ("MQ2008", DATA / "mq2008")):
         sessions = 20 if quick else 200 if name == "MSLR" else 50
-        dataset = _simulated(folder, SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.2))
+        dataset = simulated(folder, SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.2))
         fit = fit_clicks(dataset, ClickConfig())
         model, pbm = (_test_loss(dataset, fit, reference) for reference in (False, True))
         truth = oracle_predictions(read_truth(folder / "simulation"), dataset, "test")
@@ -192,14 +192,6 @@ def _hotel(folder: Path, *, quick: bool) -> Iterator[Bar]:
             gap = (predicted[chosen].mean() - click[chosen].mean()) / error
             rates = f"{predicted[chosen].mean():.3f} predicted, {click[chosen].mean():.3f} observed"
             yield Bar(f"hotel, {group}, positions {places}: {rates}; gap in standard errors", float(gap), "")
-
-
-def _simulated(folder: Path, config: SimulationConfig) -> Dataset:
-    write_simulation(simulate(config), folder / "simulation", overwrite=True)
-    log = urank.read(folder / "simulation" / "log.parquet", drop=["relevance", "propensity"])
-    shutil.rmtree(folder / "prepared", ignore_errors=True)
-    urank.prepare(log, folder / "prepared", valid=config.valid, test=config.test)
-    return Dataset(folder / "prepared")
 
 
 def _featurizer(dataset: Dataset) -> Featurizer:

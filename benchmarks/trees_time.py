@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.harness import Bar
 from benchmarks.peers import lightgbm_settings, rows_of
+from benchmarks.simulated import simulated
 from urank.clicks.config import ClickConfig
 from urank.clicks.fit import fit_clicks
 from urank.clicks.model import ClickModel
@@ -26,8 +27,6 @@ TREES = 50
 
 def trees_time(folder: Path, queries: int) -> Iterator[Bar]:
     """Time to grow 50 trees, reading and binning included, of both."""
-    from benchmarks.utility import simulated  # which imports this module
-
     dataset = simulated(folder / "trees", SimulationConfig(queries=queries))
     quick = ClickConfig(families=("pbm",), training=TrainingConfig(epochs=1))
     clicks = fit_clicks(dataset, quick, reference=False).model

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from scipy.optimize import linear_sum_assignment
 
-import urank
 from benchmarks.coverage import coverage
 from benchmarks.harness import Bar
 from benchmarks.hotel import hotel
 from benchmarks.peers import lightgbm_ranker, rows_of, xgboost_ranker
+from benchmarks.simulated import simulated
 from benchmarks.trees_time import trees_time
 from urank.clicks.config import ClickConfig
 from urank.clicks.fit import fit_clicks
@@ -49,7 +49,6 @@ from urank.rankers.gbdt import TreesConfig, fit_trees
 from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig, fit_urank
 from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate, write_simulation
 from urank.stream import Batch, Stream
 from urank.training import mean_loss, seeded, train
 from urank.utility import utility
@@ -233,15 +232,6 @@ def one_simulation(folder: Path, config: SimulationConfig, threads: int = 1) -> 
     found |= {name: candidates.utility(score=score(inputs)) for name, score in scores.items()}
     shutil.rmtree(folder)
     return found
-
-
-def simulated(folder: Path, config: SimulationConfig) -> Dataset:
-    """A simulation, written and prepared; what a learner must not see is left out."""
-    write_simulation(simulate(config), folder / "simulation", overwrite=True)
-    log = urank.read(folder / "simulation" / "log.parquet", drop=["relevance", "propensity"])
-    shutil.rmtree(folder / "prepared", ignore_errors=True)
-    urank.prepare(log, folder / "prepared", valid=config.valid, test=config.test)
-    return Dataset(folder / "prepared")
 
 
 @dataclass(frozen=True, eq=False)
