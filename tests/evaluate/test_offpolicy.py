@@ -1,8 +1,7 @@
-"""Off-policy estimates: arithmetic, expectations by enumeration, linearised errors, and when a log is no support."""
+"""Off-policy estimates: arithmetic, expectations by enumeration, and linearised errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import permutations, product
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from logged_lists import batch, policy
 from urank.errors import ConfigError
 from urank.evaluate.offpolicy import (
     ESTIMATORS,
@@ -27,8 +27,6 @@ from urank.evaluate.offpolicy import (
     query_values,
 )
 from urank.evaluate.stats import normal_interval
-from urank.evaluate.support import support
-from urank.log.lists import pad, positions_by_score, where_items
 from urank.utility import utility
 
 seeds = st.integers(0, 2**32 - 1)
@@ -57,30 +55,6 @@ def assert_same(found: Terms, expected: Terms) -> None:
 
 def estimate(terms: Terms, estimator: str) -> float:
     return float(query_values(terms, estimator).mean())
-
-
-def batch(seed: int, lists: int, *, items: int = 4, K: int = 5, least: float = 0.02, known: bool = False) -> Logged:
-    """Random lists of up to so many items, with padding that would be refused as items."""
-    rng = np.random.default_rng(seed)
-    offsets = np.cumsum([0, *rng.integers(0, items + 1, size=lists)])
-    rows = int(offsets[-1])
-    # Places 1 … K in random order, the first n of which a list of n items takes: gaps and all.
-    order = positions_by_score(rng.random((lists, K)))[:, :items]
-    where = where_items(offsets, width=items)
-    return Logged(
-        table=pad(rng.uniform(least, 1, size=(rows, K)), offsets, fill=np.nan, width=items),
-        position=np.where(where, order, -1),
-        click=pad(rng.integers(0, 2, size=rows), offsets, fill=9, width=items),
-        value=pad(rng.uniform(0, 10, size=rows), offsets, fill=np.inf, width=items),
-        where=where,
-        propensity=pad(rng.uniform(0.1, 1, size=rows), offsets, fill=0, width=items) if known else None,
-    )
-
-
-def policy(seed: int, logged: Logged) -> Positions:
-    """Positions of a policy; up to two more than there are places."""
-    B, n, K = logged.table.shape
-    return positions_by_score(np.random.default_rng(seed).random((B, K + 2)))[:, :n]
 
 
 def pick(logged: Logged, index: Any) -> Logged:
@@ -386,27 +360,6 @@ def test_tables_may_be_float32() -> None:
 # Standard errors
 
 
-@pytest.fixture(scope="module")
-def many() -> Terms:
-    """400 queries of 1 to 4 lists, which lean the same way within a query, under a logger with known propensities."""
-    rng = np.random.default_rng(0)
-    group = np.repeat(np.arange(400), rng.integers(1, 5, size=400))
-    B = len(group)
-    position = positions_by_score(rng.random((B, 3)))
-    lean = rng.uniform(0.2, 1, size=400)[group]
-    table = lean[:, None, None] * rng.uniform(0.02, 1, size=(B, 3, 1)) * np.array([1.0, 0.7, 0.4])
-    chance = np.take_along_axis(table, position[..., None] - 1, axis=2)[..., 0]
-    logged = Logged(
-        table=table,
-        position=position,
-        click=(rng.random((B, 3)) < chance).astype(int),
-        value=rng.uniform(0.5, 2, size=(B, 3)),
-        where=np.ones((B, 3), dtype=bool),
-        propensity=np.full((B, 3), 1 / 3),
-    )
-    return list_terms(logged, np.tile([2, 1, 3], (B, 1)), floor=0.05).by(group, 400)
-
-
 def without(terms: Terms, q: int) -> Terms:
     """The terms of all queries but one."""
     keep = np.delete(np.arange(len(terms.lists)), q)
@@ -476,145 +429,6 @@ def test_a_policy_that_places_nothing_earns_nothing() -> None:
     terms = list_terms(logged, policy(2, logged) + 100)
     for estimator in ESTIMATORS:
         assert query_values(terms, estimator).tolist() == [0.0] * 6
-    assert support(terms).warnings == ["this policy gives no item a place"]
-
-
-# Support
-
-
-def weighted(weight: float, weight_squared: float, clicked: NDArray[np.float64] | None = None) -> Weighted:
-    """Sums of 1000 queries that are all alike, but for the clicks if given."""
-    ones = np.ones(1000)
-    return Weighted(
-        clicked=ones if clicked is None else clicked,
-        modelled=ones,
-        weight=weight * ones,
-        weight_squared=weight_squared * ones,
-    )
-
-
-def sound(*, known: bool) -> Terms:
-    """Terms without any warning: 1000 queries with 10 placements each, 3 of them as logged."""
-    ones = np.ones(1000)
-    return Terms(
-        lists=ones,
-        logged_value=ones,
-        placed=10 * ones,
-        as_logged=3 * ones,
-        floored=0.2 * ones,
-        direct=ones,
-        ratio=weighted(10, 20),
-        ips=weighted(10, 10**2 / 3) if known else None,
-    )
-
-
-UNEVEN = np.concatenate([[250.0], np.ones(750), np.zeros(249)])
-
-
-@pytest.mark.parametrize(
-    ("terms", "warning"),
-    [
-        (sound(known=False), None),
-        (sound(known=True), None),
-        (
-            replace(sound(known=False), as_logged=np.full(1000, 1.0)),
-            "only 10 % of this policy's placements are the logged ones and propensities are not known; "
-            "the estimates rest on the click model",
-        ),
-        (replace(sound(known=True), as_logged=np.full(1000, 1.0)), None),
-        (
-            replace(sound(known=True), ips=weighted(4.3, 4.3**2 / 3)),
-            "only 43 % of this policy's placements could have been logged; the rest rests on the click model",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(13, 13**2 / 3)),
-            "the IPS weights add up to 130 % of this policy's placements; "
-            "the propensities are too low for how the log came about",
-        ),
-        (
-            replace(sound(known=False), floored=np.full(1000, 0.7)),
-            "7 % of this policy's placements have a logged click probability below the floor; "
-            "the ratio estimate is too low",
-        ),
-        (
-            replace(sound(known=False), ratio=weighted(10, 1000 * 10**2 / 499)),
-            "by their ratio weights, this policy's 10,000 placements tell as much as 499 even ones",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(10, 1000 * 10**2 / 149)),
-            "by their IPS weights, this policy's 10,000 placements tell as much as 149 even ones",
-        ),
-        (
-            replace(sound(known=False), ratio=weighted(10, 20, clicked=UNEVEN)),
-            "one query carries 25 % of the estimate",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(10, 10**2 / 3, clicked=UNEVEN)),
-            "one query carries 25 % of the estimate",
-        ),
-    ],
-)
-def test_warnings(terms: Terms, warning: str | None) -> None:
-    assert support(terms).warnings == ([] if warning is None else [warning])
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_few_placements_are_few_even_when_even(known: bool) -> None:
-    one_place = np.ones((20, 1), dtype=int)
-    logged = Logged(
-        table=np.full((20, 1, 1), 0.5),
-        position=one_place,
-        click=one_place,
-        value=np.ones((20, 1)),
-        where=np.ones((20, 1), dtype=bool),
-        propensity=np.ones((20, 1)) if known else None,
-    )
-    assert support(list_terms(logged, one_place)).warnings == [
-        f"by their {kind} weights, this policy's 20 placements tell as much as 20 even ones"
-        for kind in (["ratio", "IPS"] if known else ["ratio"])
-    ]
-
-
-def test_chance_is_no_lack_of_coverage() -> None:
-    """The same coverage of 0.85, once from queries that vary so much that it may well be 1."""
-    at_random = np.zeros(1000)
-    at_random[:17] = 500.0
-    terms = sound(known=True)
-    assert terms.ips is not None
-    steady = support(replace(terms, ips=replace(terms.ips, weight=np.full(1000, 8.5))))
-    noisy = support(replace(terms, ips=replace(terms.ips, weight=at_random)))
-    assert steady.coverage == noisy.coverage == 0.85
-    assert steady.coverage_error == 0
-    assert noisy.coverage_error is not None
-    np.testing.assert_allclose(noisy.coverage_error, at_random.std(ddof=1) / 10 / sqrt(1000))
-    assert len(steady.warnings) == 1
-    assert noisy.warnings == []
-
-
-def test_support_of_a_random_log_by_hand(many: Terms) -> None:
-    found = support(many)
-    assert many.ips is not None
-    assert found.effective_ips is not None
-    assert found.coverage is not None
-    assert found.coverage_error is not None
-    assert found.placements == 3 * many.lists.sum()
-    # A third of the placements is as logged, with a weight of 3 each.
-    matches = many.as_logged.sum()
-    np.testing.assert_allclose(found.as_logged, matches / found.placements)
-    np.testing.assert_allclose(found.coverage, 3 * matches / found.placements)
-    np.testing.assert_allclose(found.effective_ips, matches)
-    assert abs(found.coverage - 1) < 3 * found.coverage_error
-    np.testing.assert_allclose(found.effective, many.ratio.weight.sum() ** 2 / many.ratio.weight_squared.sum())
-    np.testing.assert_allclose(found.floored, many.floored.sum() / found.placements)
-    carried = [clicked.max() / clicked.sum() for clicked in (many.ratio.clicked, many.ips.clicked)]
-    np.testing.assert_allclose(found.largest_query, max(carried))
-
-
-def test_support_is_plain_json() -> None:
-    logged = batch(3, 1, known=True)
-    told = json.loads(json.dumps(support(list_terms(logged, policy(3, logged))).to_dict(), allow_nan=False))
-    assert told["coverage_error"] is None  # one query has none
-    assert isinstance(told["warnings"], list)
 
 
 # Refusals
