@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from urank.features import Featurizer, Inputs
-from urank.log.dataset import Dataset
+from urank.log.dataset import Block, Dataset, Group
 from urank.prefetch import prefetch
 
-__all__ = ["Batch", "Lists", "Stream"]
+__all__ = ["Batch", "Gain", "Lists", "MemoryStream", "Stream"]
 
 CACHE_BYTES = 256 * 2**20
 
@@ -30,6 +32,7 @@ class Lists:
         value: `[rows]`, what a click is worth.
         offsets: `[lists + 1]`.
         table: `[rows, K]`, P(click | item, k) by the click model that a ranker learns from; none for a click model.
+        gain: `[rows]`, what each item is worth by itself, such as its click over its propensity; none unless asked for.
     """
 
     inputs: Inputs
@@ -38,6 +41,7 @@ class Lists:
     value: NDArray[np.float32]
     offsets: NDArray[np.int64]
     table: NDArray[np.float32] | None = None
+    gain: NDArray[np.float32] | None = None
 
     def permuted(self, order: NDArray[np.int64]) -> Lists:
         """The same lists in another order."""
@@ -45,7 +49,8 @@ class Lists:
         offsets = np.append(0, np.cumsum(lengths))
         rows = np.repeat(self.offsets[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
         table = self.table[rows] if self.table is not None else None
-        return Lists(self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets, table)
+        gain = self.gain[rows] if self.gain is not None else None
+        return Lists(self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets, table, gain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +64,7 @@ class Batch:
     value: Tensor
     offsets: Tensor
     table: Tensor | None = None
+    gain: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.position)
@@ -67,8 +73,21 @@ class Batch:
         """The same on another device."""
         if device.type == "cpu":
             return self
-        fields = (self.numeric, self.categorical, self.position, self.click, self.value, self.offsets, self.table)
-        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in fields))  # type: ignore[arg-type]
+        held = (getattr(self, each.name) for each in fields(self))
+        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in held))
+
+
+class Gain(Protocol):
+    """What each item of a block is worth by itself."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the items that it looks at."""
+        ...
+
+    def __call__(self, block: Block) -> NDArray[np.float32]:
+        """`[rows]`."""
+        ...
 
 
 class Stream:
@@ -83,6 +102,7 @@ class Stream:
         batch_lists: int = 256,
         cache_bytes: int = CACHE_BYTES,
         table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+        gain: Gain | None = None,
     ) -> None:
         self.dataset = dataset
         self.split = split
@@ -93,6 +113,7 @@ class Stream:
         width = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical) + 24
         width += 4 * dataset.positions if table is not None else 0
         self._table = table
+        self._gain = gain
         self._keep = self.rows * width <= cache_bytes
         self._kept: dict[int, Lists] = {}
 
@@ -102,6 +123,7 @@ class Stream:
             return self._kept[group]
         has_value = self.dataset.has("value")
         columns = [*self.featurizer.names, "position", "click", *(["value"] if has_value else [])]
+        columns += self._gain.columns if self._gain is not None else []
         block = self.dataset.read(self.groups[group], columns)
         inputs = self.featurizer.encode(block.items)
         lists = Lists(
@@ -111,6 +133,7 @@ class Stream:
             value=block.column("value").copy() if has_value else np.ones(block.items.num_rows, dtype=np.float32),
             offsets=block.offsets,
             table=self._table(inputs) if self._table is not None else None,
+            gain=self._gain(block) if self._gain is not None else None,
         )
         if self._keep:
             self._kept[group] = lists
@@ -147,6 +170,7 @@ class Stream:
         position, click = torch.from_numpy(lists.position), torch.from_numpy(lists.click)
         value, offsets = torch.from_numpy(lists.value), torch.from_numpy(lists.offsets)
         table = torch.from_numpy(lists.table) if lists.table is not None else None
+        gain = torch.from_numpy(lists.gain) if lists.gain is not None else None
         n_lists = len(lists.offsets) - 1
         for first in range(0, n_lists, self.batch_lists):
             last = min(first + self.batch_lists, n_lists)
@@ -159,4 +183,15 @@ class Stream:
                 value[rows],
                 offsets[first : last + 1] - offsets[first],
                 table[rows] if table is not None else None,
+                gain[rows] if gain is not None else None,
             )
+
+
+class MemoryStream(Stream):
+    """Lists that are in memory already, in place of those of a prepared log."""
+
+    def __init__(self, lists: Lists, *, batch_lists: int = 256) -> None:
+        self.batch_lists = batch_lists
+        self.rows = len(lists.position)
+        self.groups = [Group(Path(), 0, len(lists.offsets) - 1)]
+        self._kept = {0: lists}
