@@ -74,7 +74,7 @@ class Batch:
         if device.type == "cpu":
             return self
         held = (getattr(self, each.name) for each in fields(self))
-        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in held))
+        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in held))  # type: ignore[arg-type]
 
 
 class Gain(Protocol):
