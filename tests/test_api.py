@@ -23,9 +23,9 @@ from urank.errors import ConfigError, DataError
 from urank.evaluate.crossfit import CrossfitConfig
 from urank.log.dataset import Dataset
 from urank.rankers.config import UrankConfig
+from urank.rankers.network import NetworkScorer
 from urank.rankers.policies import ModelPolicy, Random
 from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import NetworkScorer
 
 TRAINING = {"epochs": 2, "batch_lists": 64}
 SETTINGS: dict[str, Any] = {

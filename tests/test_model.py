@@ -17,8 +17,9 @@ from urank.errors import ConfigError, DataError
 from urank.features import Featurizer, Inputs, Numeric
 from urank.model import load_model, read_manifest, save_model
 from urank.rankers.config import UrankConfig
+from urank.rankers.network import NetworkScorer
 from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import NetworkScorer, RankerConfig, build_scorer
+from urank.rankers.urank import RankerConfig, build_scorer
 from urank.training import seeded
 
 FEATURIZER = Featurizer((Numeric("a", 0.0, 1.0, False),), ())

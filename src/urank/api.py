@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import polars as pl
@@ -26,12 +26,16 @@ from urank.config import build
 from urank.errors import ConfigError, DataError
 from urank.evaluate.compare import Evaluation, evaluate_policies
 from urank.evaluate.crossfit import CrossfitConfig
+from urank.features import Featurizer
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.log.read import Log, read
 from urank.log.split import SPLITS
 from urank.model import load_model, save_model
 from urank.progress import Report, silent
+from urank.propensity.files import load_propensity
+from urank.propensity.fit import PropensityMethod, fit_propensity
+from urank.rankers.baselines import BASELINES, fit_baseline
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import fit_trees
 from urank.rankers.policies import ModelPolicy, Policy, Random
@@ -66,9 +70,9 @@ class URank:
     """Learns from a click log the order that earns the most.
 
     Args:
-        ranker: `network`, `trees` or `none`: what gives scores.
+        ranker: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`: what gives scores.
         method: `auto`, `score`, `match` or `ctr1`: how it ranks.
-        clicks, scorer, trees: any setting of `ClickConfig`, `RankerConfig` and `TreesConfig`.
+        clicks, scorer, trees, baseline: any setting of `ClickConfig`, `RankerConfig`, `TreesConfig`, `BaselineConfig`.
         seed: of all random numbers.
 
     After `fit`, `model_` is what ranks, and `fit_` tells how it came about.
@@ -82,6 +86,7 @@ class URank:
         clicks: Mapping[str, Any] | None = None,
         scorer: Mapping[str, Any] | None = None,
         trees: Mapping[str, Any] | None = None,
+        baseline: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
         self.ranker = ranker
@@ -89,6 +94,7 @@ class URank:
         self.clicks = clicks
         self.scorer = scorer
         self.trees = trees
+        self.baseline = baseline
         self.seed = seed
 
     def fit(self, log: Log | Dataset | str | Path | Any, *, report: Report = silent) -> Self:
@@ -99,6 +105,8 @@ class URank:
             "clicks": {"seed": self.seed, **(self.clicks or {})},
             "scorer": {"seed": self.seed, **(self.scorer or {})},
             "trees": dict(self.trees or {}),
+            "baseline": dict(self.baseline or {}),
+            "svm": {"seed": self.seed},
         }
         self.config_ = build(UrankConfig, settings, "URank")
         with prepared(log, report=report) as dataset:
@@ -147,12 +155,16 @@ def fit_model(
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
         scorer, history = fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report)
+    elif config.ranker != "none":
+        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, report)
     if config.method != "auto":
         model = RankingModel(clicks.model, scorer, config.method)
         return ModelFit(model, clicks, history, None, "asked for")
     model = RankingModel(clicks.model, scorer, "match" if scorer is None else "score")
     if scorer is None:
         return ModelFit(model, clicks, history, None, "there is no scorer")
+    if config.ranker in BASELINES:
+        return ModelFit(model, clicks, history, None, f"{config.ranker} ranks by its scores")
     try:
         choice = evaluate_policies(
             policies_of(model, methods=("score", "match")),
@@ -171,6 +183,29 @@ def fit_model(
         f"by the cross-fitted estimate (p = {difference.p_value:.2g})"
     )
     return ModelFit(RankingModel(clicks.model, scorer, best), clicks, history, choice, why)
+
+
+def _fit_baseline(
+    dataset: Dataset, featurizer: Featurizer, config: UrankConfig, report: Report
+) -> tuple[Scorer, History]:
+    """A ranker of another paper, with the propensities that it asks for."""
+    asked, seed = config.baseline.propensity, config.scorer.seed
+    if asked in get_args(PropensityMethod):
+        propensity = fit_propensity(asked, dataset, seed=seed, report=report)
+    else:
+        propensity = load_propensity(asked)
+    assert config.ranker in BASELINES  # noqa: S101 - the callers know
+    return fit_baseline(
+        config.ranker,
+        dataset,
+        featurizer,
+        config=config.baseline,
+        scorer=config.scorer,
+        svm=config.svm,
+        trees=config.trees,
+        propensity=propensity,
+        report=report,
+    )
 
 
 def _checkpoint_name(config: RankerConfig) -> str:

@@ -1,4 +1,5 @@
-"""The loss of U-rank (Eq. 9) and its derivatives: pairs of items, weighted by what swapping them would gain.
+"""The loss of U-rank (Eq. 9) and its derivatives, pairs of items weighted by what swapping them would gain; and the
+losses of other rankers, pairwise hinge and listwise softmax.
 
 The E step orders each list by the current scores and weighs all pairs by ΔUtil (`swaps`); the M step lowers the loss
 with these weights held fixed (`swap_loss` for networks, `swap_derivatives` for trees). Both see the items of a list in
@@ -21,7 +22,7 @@ from torch.nn.functional import softplus
 
 from urank.log.lists import order_by_score
 
-__all__ = ["Form", "Swaps", "swap_derivatives", "swap_loss", "swaps"]
+__all__ = ["Form", "Swaps", "hinge_loss", "softmax_loss", "swap_derivatives", "swap_loss", "swaps"]
 
 Form = Literal["stable", "paper"]
 
@@ -147,6 +148,48 @@ def swap_derivatives(
     by_item[0, at] = gradient.T * np.float32(sigma / log(2))
     by_item[1, at] = hessian.T * np.float32(sigma**2 / log(2))
     return by_item[0].reshape(at.shape), by_item[1].reshape(at.shape)
+
+
+def hinge_loss(scores: Tensor, weight: Tensor, *, where: Tensor, graded: bool = False) -> Tensor:
+    """The pairwise hinge loss of each list, `[B]`: that of propensity-weighted SVMRank (Joachims et al. 2017).
+
+        clicks    Σ_{i : w_i > 0} w_i Σ_{j ≠ i} max(0, 1 − (s_i − s_j))
+        graded    Σ_{i, j : w_i > w_j} max(0, 1 − (s_i − s_j))
+
+    Args:
+        scores: `[B, n]`.
+        weight: `[B, n]`, 1 / p of clicked items and 0 of all others; when graded, anything that rises with the label.
+        where: `[B, n]`, true where there is an item.
+        graded: whether to compare items of different labels instead, SVMRank as it was before clicks.
+
+    >>> s, w, where = torch.tensor([[0.5, 0.0, 2.0]]), torch.tensor([[4.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=bool)
+    >>> hinge_loss(s, w, where=where).tolist()  # 4 · (0.5 + 2.5)
+    [12.0]
+    """
+    lists, items = torch.nonzero((weight > 0) & where, as_tuple=True)
+    own = weight[lists, items]
+    lower = weight[lists] < own[:, None]
+    others = where[lists] & lower if graded else where[lists].scatter(1, items[:, None], False)
+    apart = scores[lists, items][:, None] - scores[lists]
+    each = (torch.relu(1 - apart) * others).sum(dim=1) * (1.0 if graded else own)
+    return scores.new_zeros(len(scores)).index_add(0, lists, each)
+
+
+def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
+    """The listwise softmax cross-entropy of each list, `[B]`: Σ_i w_i · −log(e^{s_i} / Σ_j e^{s_j}) (Ai et al. 2018).
+
+    Args:
+        scores: `[B, n]`.
+        weight: `[B, n]`, from 0 up.
+        where: `[B, n]`, true where there is an item.
+
+    >>> s, where = torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]])
+    >>> loss = softmax_loss(s, torch.tensor([[3.0, 0.0, 0.0]]), where=where)
+    >>> bool(torch.isclose(loss, 3 * torch.tensor([2.0]).log()))
+    True
+    """
+    log_share = torch.log_softmax(scores.masked_fill(~where, float("-inf")), dim=1)
+    return -(weight * log_share.masked_fill(~where, 0.0)).sum(dim=1)
 
 
 def _flat(order: NDArray[np.int64]) -> NDArray[np.int64]:

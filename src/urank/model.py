@@ -33,8 +33,9 @@ from urank.features import Featurizer, Numeric
 from urank.files import new_folder
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import TreesScorer
+from urank.rankers.network import NetworkScorer, ScoreNetwork
 from urank.rankers.ranking import RankingModel, Scorer
-from urank.rankers.urank import NetworkScorer, RankerConfig, build_scorer
+from urank.rankers.urank import RankerConfig
 
 __all__ = ["MANIFEST_VERSION", "load_model", "read_manifest", "save_model"]
 
@@ -168,16 +169,18 @@ def _read_member(
 
 
 def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = {"family": scorer.family, "takes_value": scorer.takes_value}
     if isinstance(scorer, TreesScorer):
-        name, value = "scorer.txt", None
-        (target / name).write_text(scorer.to_text(), encoding="utf-8")
-    elif isinstance(scorer, NetworkScorer):
-        name, value = "scorer.safetensors", scorer.network.value
-        save_file({k: v.cpu().contiguous() for k, v in scorer.network.state_dict().items()}, target / name)
-    else:
+        (target / "scorer.txt").write_text(scorer.to_text(), encoding="utf-8")
+        return {**entry, "file": "scorer.txt"}
+    if not isinstance(scorer, NetworkScorer):
         raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
-    scale = asdict(value) if value is not None else None
-    return {"family": scorer.family, "file": name, "takes_value": scorer.takes_value, "value": scale}
+    network = scorer.network
+    weights = {k: v.cpu().contiguous() for k, v in network.state_dict().items()}
+    save_file(weights, target / "scorer.safetensors")
+    scale = asdict(network.value) if network.value is not None else None
+    shape = {"backbone": network.kind, "hidden": list(network.hidden), "value": scale}
+    return {**entry, "file": "scorer.safetensors", **shape}
 
 
 def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, config: RankerConfig) -> Scorer:
@@ -185,7 +188,12 @@ def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer,
     if entry["family"] == "trees":
         return TreesScorer.from_text(path.read_text(encoding="utf-8"), featurizer, takes_value=entry["takes_value"])
     with torch.random.fork_rng():
-        network = build_scorer(featurizer, Numeric(**entry["value"]) if entry["value"] is not None else None, config)
+        network = ScoreNetwork(
+            featurizer,
+            Numeric(**entry["value"]) if entry["value"] is not None else None,
+            backbone=entry.get("backbone", config.backbone),  # older manifests leave it to the configuration
+            hidden=tuple(entry.get("hidden", config.hidden)),
+        )
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkScorer(network)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from urank.features import Featurizer
 
@@ -64,7 +65,7 @@ class Perceptron(nn.Module):
         )
         width = self.features.width + sum(embedding_width(cardinality) for cardinality in featurizer.cardinalities)
         self.layers = hidden_layers(width, hidden, dropout)
-        self.width = hidden[-1]
+        self.width = hidden[-1] if hidden else width
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         parts = [self.features(numeric)]
@@ -93,17 +94,45 @@ class DeepFM(nn.Module):
         for table in self.wide_categories.parameters():
             nn.init.zeros_(table)
         self.layers = hidden_layers(fields * width, hidden, dropout)
-        self.width = hidden[-1] + width + 1
+        self.width = (hidden[-1] if hidden else fields * width) + width + 1
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        fields, wide = self._fields(numeric, categorical)
+        return torch.cat([self.layers(fields.flatten(1)), pairwise(fields), wide], dim=1)
+
+    def for_each_last(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        """`[rows, N, width]`: what `forward` gives with each of the N known categories of the last field in turn.
+
+        `categorical` has no column for that field. All that does not depend on it is computed once: a category with
+        embedding u adds its columns of the first hidden layer, of which there must be one, u ∘ Σv to the pairs, and
+        its weight to the wide sum.
+        """
+        fields, wide = self._fields(numeric, categorical)
+        (last,), (last_wide,) = self.embeddings[-1].parameters(), self.wide_categories[-1].parameters()
+        weight, bias = self.layers[0].parameters()
+        known, before = last[1:], weight.shape[1] - last.shape[1]
+        first = linear(fields.flatten(1), weight[:, :before], bias)[:, None] + linear(known, weight[:, before:])
+        pairs = pairwise(fields)[:, None] + fields.sum(dim=1)[:, None] * known
+        return torch.cat([self.layers[1:](first), pairs, wide[:, None] + last_wide[1:]], dim=2)
+
+    def _fields(self, numeric: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
+        """The embeddings v `[rows, fields, width]` and the wide sum `[rows, 1]`, of the columns that are there."""
         scaled = self.features(numeric)
         fields = scaled[:, :, None] * self.directions
         wide = scaled @ self.wide
-        for place, (embedding, weight) in enumerate(zip(self.embeddings, self.wide_categories, strict=True)):
-            fields = torch.cat([fields, embedding(categorical[:, place])[:, None, :]], dim=1)
-            wide = wide + weight(categorical[:, place])
-        pairs = 0.5 * (fields.sum(dim=1) ** 2 - (fields**2).sum(dim=1))
-        return torch.cat([self.layers(fields.flatten(1)), pairs, wide], dim=1)
+        for place in range(categorical.shape[1]):
+            fields = torch.cat([fields, self.embeddings[place](categorical[:, place])[:, None, :]], dim=1)
+            wide = wide + self.wide_categories[place](categorical[:, place])
+        return fields, wide
+
+
+def pairwise(fields: Tensor) -> Tensor:
+    """Σ v ∘ w over all pairs of fields `[rows, width]`, from `[rows, fields, width]`, as ½((Σv)² − Σv²).
+
+    >>> pairwise(torch.tensor([[[2.0], [3.0], [5.0]]])).item() == 2 * 3 + 2 * 5 + 3 * 5
+    True
+    """
+    return 0.5 * (fields.sum(dim=1) ** 2 - (fields**2).sum(dim=1))
 
 
 def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from contracts import raw_inputs, run_graph
+from urank.cli.train import families
 from urank.model import load_model
 
 QUICK = """
@@ -121,6 +122,27 @@ def test_trees(folder: Path, tmp_path: Path, command: Any) -> None:
     assert (tmp_path / "model" / "scorer.txt").is_file()
     log = pl.read_parquet(folder / "sim" / "log.parquet").head(50)
     assert load_model(tmp_path / "model").score(log).shape == (50,)
+
+
+def test_deepfm_ranked_as_is_usual(folder: Path, tmp_path: Path, command: Any) -> None:
+    flags = ("--click-model", "deepfm", "--ranker", "none", "--method", "ctr1")
+    said, manifest = train(command, folder, tmp_path / "model", *flags)
+    assert (said["model"], said["method"]) == ("deepfm", "ctr1")
+    assert [member["family"] for member in manifest["members"]] == ["deepfm"]
+    log = pl.read_parquet(folder / "sim" / "log.parquet").head(50)
+    assert load_model(tmp_path / "model").log_ctr(log).shape == (50, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("auto", {}),
+        ("deepfm", {"families": ("deepfm",)}),
+        ("monotone, deepfm", {"families": ("monotone", "deepfm")}),
+    ],
+)
+def test_names_of_click_models(name: str, settings: dict[str, Any]) -> None:
+    assert families(name) == settings
 
 
 def test_no_ranker(folder: Path, tmp_path: Path, command: Any) -> None:

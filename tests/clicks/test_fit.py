@@ -21,7 +21,7 @@ from urank.log.dataset import Dataset
 from urank.report.fit import fit_report
 from urank.training import TrainingConfig
 
-FAMILIES = ("monotone", "factorised", "vector", "position", "pbm", "gbdt")
+FAMILIES = ("monotone", "factorised", "vector", "position", "deepfm", "pbm", "gbdt")
 QUICK = TrainingConfig(epochs=3, batch_lists=64)
 
 

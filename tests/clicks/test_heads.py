@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.clicks.heads import Head, build_network, click_loss, log1m_exp
+from urank.clicks.config import ClickFamily
+from urank.clicks.heads import Family, Head, build_network, click_loss, log1m_exp
 from urank.features import Categorical, Featurizer, Numeric
 from urank.training import seeded
 
@@ -19,7 +21,8 @@ FEATURIZER = Featurizer(
     numeric=(Numeric("a", 0.0, 1.0, True), Numeric("b", 1.0, 2.0, False)),
     categorical=(Categorical("c", ("x", "y")),),
 )
-FAMILIES = ("vector", "position", "factorised", "monotone", "pbm")
+NUMBERS, CATEGORIES = Featurizer(FEATURIZER.numeric, ()), Featurizer((), FEATURIZER.categorical)
+FAMILIES: tuple[str, ...] = get_args(Family)
 
 
 def network(family: str, backbone: str = "mlp", seed: int = 0) -> Head:
@@ -83,6 +86,81 @@ def test_factorised_is_relevance_times_examination() -> None:
     probabilities = torch.sigmoid(outputs)
     expected = torch.cat([probabilities[:, :1], probabilities[:, :1] * probabilities[:, 1:]], dim=1)
     torch.testing.assert_close(torch.exp(model.table(outputs)), expected)
+
+
+DEEP = 16  # as many of the numbers that the linear layer reads are the deep part; pairs follow, the wide sum is last
+
+
+def deepfm(featurizer: Featurizer) -> Any:
+    """A DeepFM in double precision with weights far from zero everywhere; the wide ones start at zero otherwise."""
+    with seeded(0), torch.no_grad():
+        model = build_network("deepfm", featurizer, K, hidden=(32, DEEP)).double().eval()
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+        model.output.weight[:, -1] = 1
+    return model
+
+
+def some_of(featurizer: Featurizer, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    numeric, categorical = inputs(rows)
+    return numeric[:, : len(featurizer.numeric)].double(), categorical[:, : len(featurizer.categorical)]
+
+
+def logits(model: Any, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+    log_p = model(numeric, categorical)
+    return log_p - log1m_exp(log_p)
+
+
+def field_vectors(model: Any, numeric: torch.Tensor, numerals: list[int]) -> list[torch.Tensor]:
+    """The embedding `[width]` of each field of one row: numbers, indicators, categories, and the position if given."""
+    scaled, tables = model.backbone.features(numeric[None])[0], model.backbone.embeddings
+    numbers = [value * direction for value, direction in zip(scaled, model.backbone.directions, strict=True)]
+    return numbers + [tables[place].weight[number] for place, number in enumerate(numerals)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("featurizer", [FEATURIZER, NUMBERS, CATEGORIES])
+def test_deepfm_is_deep_and_pairs_and_wide(featurizer: Featurizer) -> None:
+    model, (numeric, categorical) = deepfm(featurizer), some_of(featurizer, 4)
+    table = logits(model, numeric, categorical)
+    weights, bias = model.output.weight[0], model.output.bias[0]
+    for row, position in product(range(4), range(1, K + 1)):
+        numerals = [*categorical[row].tolist(), position]
+        vectors = field_vectors(model, numeric[row], numerals)
+        deep = model.backbone.layers(torch.cat(vectors))
+        pairs = sum(vectors[i] * vectors[j] for i in range(len(vectors)) for j in range(i))
+        wide = model.backbone.features(numeric[row, None])[0] @ model.backbone.wide[:, 0]
+        wide += sum(model.backbone.wide_categories[place].weight[n, 0] for place, n in enumerate(numerals))
+        expected = weights[:DEEP] @ deep + weights[DEEP:-1] @ pairs + wide + bias
+        torch.testing.assert_close(table[row, position - 1], expected)
+
+
+@torch.no_grad()
+def test_deepfm_pairs_the_position_with_every_feature() -> None:
+    model, (numeric, categorical) = deepfm(FEATURIZER), some_of(FEATURIZER, 12)
+    model.output.weight[:, :DEEP] = 0
+    table = logits(model, numeric, categorical)
+    falls = table - table[:, :1]
+    totals = [sum(field_vectors(model, numeric[row], categorical[row].tolist())) for row in range(12)]
+    places = model.backbone.embeddings[-1].weight[1:]
+    weights = torch.stack(totals) * model.output.weight[0, DEEP:-1]  # type: ignore[arg-type]
+    torch.testing.assert_close(falls - falls[0], (weights - weights[0]) @ (places - places[0]).T)
+    assert (falls - falls[0]).abs().max() > 0.1
+    model.output.weight[:, DEEP:-1] = 0  # what is left, the wide part, has one curve for all
+    table = logits(model, numeric, categorical)
+    curve = model.backbone.wide_categories[-1].weight[1:, 0]
+    torch.testing.assert_close(table - table[:, :1], (curve - curve[0]).expand(12, K))
+
+
+def test_deepfm_is_one_on_any_backbone() -> None:
+    numeric, categorical = inputs(5)
+    with torch.inference_mode():
+        tables = [network("deepfm", backbone)(numeric, categorical) for backbone in ("mlp", "deepfm")]
+    assert torch.equal(*tables)
+
+
+def test_every_network_is_a_family_of_click_models() -> None:
+    assert set(get_args(ClickFamily)) == {*FAMILIES, "gbdt"}
 
 
 @given(st.floats(-60, -1e-6))

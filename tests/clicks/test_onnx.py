@@ -39,13 +39,15 @@ BOTH, NUMBERS, CATEGORIES = Featurizer(NUMERIC, CATEGORICAL), Featurizer(NUMERIC
 FEATURIZERS = {"both": BOTH, "numbers": NUMBERS, "categories": CATEGORIES}
 
 # A head reads what the backbone gives and nothing else: all families with all backbones, and the backbones once more
-# with features of one kind only.
+# with features of one kind only; likewise the family deepfm, which has a DeepFM of its own.
 COMBINATIONS = [
-    *((family, backbone, "both") for family, backbone in itertools.product(FAMILIES, BACKBONES)),
+    *((family, backbone, "both") for family, backbone in itertools.product(FAMILIES, BACKBONES) if family != "deepfm"),
+    ("deepfm", "mlp", "both"),
     *(
         ("monotone", backbone, features)
         for backbone, features in itertools.product(BACKBONES, ("numbers", "categories"))
     ),
+    *(("deepfm", "mlp", features) for features in ("numbers", "categories")),
 ]
 Exported = Callable[[Family, Backbone, str], tuple[Head, onnx.ModelProto]]
 

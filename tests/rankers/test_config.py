@@ -23,7 +23,7 @@ def test_toml_and_back() -> None:
     config = build(UrankConfig, settings)
     assert build(UrankConfig, tomllib.loads(to_toml(config))) == config
     assert UrankConfig.model_validate(config.model_dump(mode="json")) == config
-    assert (config.scorer.share, config.trees.trees, config.clicks.training.epochs) == (0.25, 7, 2)
+    assert (config.scorer.objective.blend, config.trees.trees, config.clicks.training.epochs) == (0.25, 7, 2)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from urank.rankers.gbdt import Chunk, SplitGains, TreesConfig, TreesScorer, fit_
 from urank.rankers.policies import Random
 from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig
+from urank.stream import Stream
 from urank.training import History
 from urank.utility import earned, item_gains
 
@@ -69,6 +70,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def items(small: Small, split: str = "test") -> tuple[Inputs, NDArray[np.float32]]:
     block = next(small.dataset.blocks(split, [*small.dataset.features, "value"]))
     return small.featurizer.encode(block.items), block.column("value")
+
+
+def read_gains(small: Small, split: str, config: RankerConfig) -> SplitGains:
+    stream = Stream(small.dataset, split, small.featurizer, table=small.table)
+    return SplitGains.read(stream, config.objective, config.seed)
 
 
 def changed(config: TreesConfig, **settings: Any) -> TreesConfig:
@@ -134,7 +140,7 @@ def test_utility_is_what_the_lists_earn() -> None:
 
 def test_chunks_and_threads_change_nothing(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> SplitGains:
-        return SplitGains.read(small.dataset, "train", small.featurizer, small.table, RANKER)
+        return read_gains(small, "train", RANKER)
 
     whole = read()
     monkeypatch.setattr("urank.rankers.gbdt.CHUNK_PAIRS", 1)  # a list at a time
@@ -151,7 +157,7 @@ def test_chunks_and_threads_change_nothing(small: Small, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("target", ["model", "counterfactual", "blend"])
 def test_gains_are_those_of_the_target(target: Any, small: Small) -> None:
     config = RankerConfig(target=target, blend=0.3, floor=0.05)
-    gains = SplitGains.read(small.dataset, "valid", small.featurizer, small.table, config)
+    gains = read_gains(small, "valid", config)
     found = np.full((gains.rows, small.dataset.positions), np.nan)
     for chunk in gains.chunks:
         found[chunk.rows] = chunk.gains
@@ -161,12 +167,12 @@ def test_gains_are_those_of_the_target(target: Any, small: Small) -> None:
         padded = {name: pad(block.column(column), block.offsets) for name, column in columns.items()}
         where = where_items(block.offsets)
         table = pad(small.table(small.featurizer.encode(block.items)), block.offsets)
-        expected.append(item_gains(table, where=where, blend=config.share, floor=0.05, **padded)[where])
+        expected.append(item_gains(table, where=where, blend=config.objective.blend, floor=0.05, **padded)[where])
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-6)
 
 
 def test_ties_are_not_broken_by_the_logged_order(small: Small) -> None:
-    gains = SplitGains.read(small.dataset, "train", small.featurizer, small.table, RANKER)
+    gains = read_gains(small, "train", RANKER)
     rows = np.concatenate([chunk.rows[:, :2] for chunk in gains.chunks])
     assert np.mean(rows[:, 0] < rows[:, 1]) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(len(rows)))
     assert np.array_equal(np.sort(np.concatenate([chunk.rows.ravel() for chunk in gains.chunks])), range(gains.rows))
@@ -295,9 +301,9 @@ def test_stops_by_the_utility_of_valid(small: Small, clicks: ClickModel) -> None
     trees = scorer.booster.num_trees()
     assert trees == history.best_round + 1 == len(history.rounds) - 4 < 296
     assert history.best == min(each["valid"] for each in history.rounds)
-    valid = SplitGains.read(small.dataset, "valid", small.featurizer, small.table, RANKER)
+    valid = read_gains(small, "valid", RANKER)
     assert valid.utility(scorer.score(*items(small, "valid"))) == pytest.approx(-history.best, rel=1e-6)
-    train = SplitGains.read(small.dataset, "train", small.featurizer, small.table, RANKER)
+    train = read_gains(small, "train", RANKER)
     assert train.utility(np.zeros(train.rows)) == pytest.approx(-history.rounds[0]["train"], rel=1e-6)
     assert history.rounds[-1]["train"] < history.rounds[0]["train"]
     rows = small.dataset.rows("train")

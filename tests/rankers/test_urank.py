@@ -24,12 +24,14 @@ from urank.features import Inputs
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
-from urank.rankers import urank as module
+from urank.rankers import network as module
 from urank.rankers.config import UrankConfig
+from urank.rankers.network import NetworkScorer, value_feature
 from urank.rankers.onnx import scorer_to_onnx
 from urank.rankers.policies import Logged, Random
 from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import NetworkScorer, RankerConfig, batch_gains, fit_urank, value_feature
+from urank.rankers.targets import Padded
+from urank.rankers.urank import RankerConfig, fit_urank
 from urank.scaling import signed_log
 from urank.stream import Batch
 from urank.training import History, TrainingConfig
@@ -139,7 +141,7 @@ def test_gains_by_hand() -> None:
         table=table,
     )
     for target, share in (("model", 0.0), ("counterfactual", 1.0), ("blend", 0.3)):
-        gains = batch_gains(batch, config(target=target, blend=0.3, floor=0.05))
+        gains = config(target=target, blend=0.3, floor=0.05).objective(Padded.of_batch(batch))
         clicked = np.array([[0.0, 1 / 0.2], [1 / 0.05, 0.0]])  # 0.02 is below the floor
         worth = np.array([[3.0, 5.0], [7.0, 0.0]]) * ((1 - share) + share * clicked)
         padded = np.array([[[0.5, 0.4], [0.4, 0.2]], [[0.1, 0.02], [0.0, 0.0]]])
@@ -319,11 +321,11 @@ def test_chunks_of_rows_change_nothing(
 
 
 def test_share() -> None:
-    shares = [config(target=target, blend=0.3).share for target in ("model", "counterfactual", "blend")]
+    shares = [config(target=target, blend=0.3).objective.blend for target in ("model", "counterfactual", "blend")]
     assert shares == [0.0, 1.0, 0.3]
 
 
-@pytest.mark.parametrize("settings", [{"colour": "red"}, {"blend": 1.5}, {"sigma": 0}, {"hidden": ()}, {"floor": 0}])
+@pytest.mark.parametrize("settings", [{"colour": "red"}, {"blend": 1.5}, {"sigma": 0}, {"floor": 0}])
 def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         config(**settings)

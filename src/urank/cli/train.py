@@ -36,9 +36,9 @@ def train_command(
             metavar=_FAMILIES,
             help="The family of the click model. **monotone**: one falling curve, steeper or flatter by item; "
             "**factorised**: examination(item, k) · relevance(item); **vector**: K outputs (the paper's A1); "
-            "**position**: position as an input (A2); **deepfm**: the same on a DeepFM; **gbdt**: LightGBM; **pbm**: "
-            "one curve for all items. **auto** takes the best of monotone, factorised and vector, or the mean of all "
-            "three, by held-out log loss; several with commas between them: likewise of these.",
+            "**position**: position as an input (A2); **deepfm**: a DeepFM with the position as a field; **gbdt**: "
+            "LightGBM; **pbm**: one curve for all items. **auto** takes the best of monotone, factorised and vector, "
+            "or the mean of all three, by held-out log loss; several with commas between them: likewise of these.",
         ),
     ] = "auto",
     ensemble: Annotated[
@@ -53,9 +53,10 @@ def train_command(
     ranker: Annotated[
         str | None,
         typer.Option(
-            metavar="network|trees|none",
-            help="What learns to rank from the click table: a **network**, LightGBM **trees** with the same objective, "
-            "or **none**, which leaves the exact matching.",
+            metavar="network|trees|lambdarank|lambdarank-trees|ranksvm|dla|none",
+            help="What learns to rank: U-rank from the click table, as a **network** or LightGBM **trees**; to compare "
+            "with, **lambdarank** (a network or, **lambdarank-trees**, LightGBM), **ranksvm** and **dla**, which learn "
+            "from clicks alone; or **none**, which leaves the exact matching.",
             show_default="network",
         ),
     ] = None,
@@ -82,6 +83,23 @@ def train_command(
         str | None,
         typer.Option(
             metavar="stable|paper", help="The loss: **stable**, or Eq. 9 as **paper** prints it.", show_default="stable"
+        ),
+    ] = None,
+    propensity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|randomised|harvest|cpbm|em|FILE",
+            help="For lambdarank and ranksvm: how clicks are weighed by their examination; a file is what "
+            "`urank propensity -o` wrote.",
+            show_default="none",
+        ),
+    ] = None,
+    learn_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="clicks|relevance",
+            help="For lambdarank and ranksvm: learn from the labels of the column `relevance` instead.",
+            show_default="clicks",
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data at most.", show_default="30")] = None,
@@ -131,6 +149,10 @@ def train_command(
         {"target": target, "form": form, "backbone": backbone, "seed": seed},
         {"epochs": epochs, "device": device},
     )
+    given = {"propensity": propensity, "learn_from": learn_from}
+    settings["baseline"] = settings.get("baseline", {}) | {k: v for k, v in given.items() if v is not None}
+    if seed is not None:
+        settings["svm"] = settings.get("svm", {}) | {"seed": seed}
     import torch  # slow to load, as all that needs it
 
     from urank.api import fit_model
@@ -204,8 +226,6 @@ def families(name: str) -> dict[str, Any]:
     """The settings that the name of a click model stands for."""
     if name == "auto":
         return {}
-    if name == "deepfm":
-        return {"families": ("position",), "backbone": "deepfm"}
     return {"families": tuple(part.strip() for part in name.split(","))}
 
 

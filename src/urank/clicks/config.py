@@ -12,7 +12,7 @@ from urank.training import TrainingConfig
 
 __all__ = ["AUTO", "ClickConfig", "ClickFamily"]
 
-ClickFamily = Literal["vector", "position", "factorised", "monotone", "pbm", "gbdt"]
+ClickFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
 AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
 """The families of `auto`, the best of which, or the mean of all, is kept by held-out log loss."""
 
@@ -30,7 +30,9 @@ class ClickConfig(BaseModel):
     )
     mix: bool = Field(False, description="keep the mean of all families in any case")
     ensemble: int = Field(1, ge=1, le=100, description="number of seeds whose tables are averaged")
-    backbone: Backbone = Field("mlp", description="what stands behind every network: mlp or deepfm")
+    backbone: Backbone = Field(
+        "mlp", description="what stands behind every network: mlp or deepfm; the family deepfm is always on a DeepFM"
+    )
     hidden: tuple[int, ...] = Field((128, 64), min_length=1, description="sizes of the hidden layers")
     dropout: float = Field(0.05, ge=0, lt=1, description="share of hidden units left out at each step")
     calibration: Literal["none", "temperature", "isotonic"] = Field(

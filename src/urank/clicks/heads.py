@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from urank.clicks.calibration import log_sigmoid
-from urank.features import Featurizer
-from urank.networks import Backbone, build_backbone
+from urank.features import Categorical, Featurizer
+from urank.networks import Backbone, DeepFM, build_backbone
 
 __all__ = ["Family", "Head", "build_network", "click_loss", "log1m_exp"]
 
-Family = Literal["vector", "position", "factorised", "monotone", "pbm"]
+Family = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
 
 
 class Head(nn.Module):
@@ -145,9 +145,43 @@ class PositionHead(Head):
         return log_sigmoid(self.mix(outputs + self.places(position - 1))[:, 0])
 
 
+class DeepFMHead(Head):
+    """DeepFM (Guo et al. 2017) with the position as a field among the features, as clicks are predicted in production.
+
+    The position has an embedding and a weight like any category: it takes part in the linear terms, in the pairs with
+    every feature, and in the hidden layers. The linear layer weighs the three parts, where Guo et al. add them up.
+    Always on a DeepFM, whatever the backbone of the other families. To rank by it as is usual is method ctr1.
+    """
+
+    backbone: DeepFM
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return 1
+
+    def __init__(
+        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
+    ) -> None:
+        del backbone
+        place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has number k
+        fields = Featurizer(featurizer.numeric, (*featurizer.categorical, place))
+        super().__init__(fields, positions, "deepfm", hidden, dropout)
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs[..., 0])
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        return self.table(self.output(self.backbone.for_each_last(numeric, categorical)))
+
+    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
+        fields = torch.cat([categorical, position[:, None]], dim=1)
+        return self.table(self.output(self.backbone(numeric, fields)))
+
+
 _HEADS: dict[Family, type[Head]] = {
     "vector": VectorHead,
     "position": PositionHead,
+    "deepfm": DeepFMHead,
     "factorised": FactorisedHead,
     "monotone": MonotoneHead,
     "pbm": PBMHead,

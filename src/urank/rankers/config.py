@@ -7,7 +7,10 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from urank.clicks.config import ClickConfig
+from urank.rankers.baselines import WEIGHED
 from urank.rankers.gbdt import TreesConfig
+from urank.rankers.ranksvm import RankSvmConfig
+from urank.rankers.targets import BaselineConfig
 from urank.rankers.urank import RankerConfig
 
 __all__ = ["UrankConfig"]
@@ -18,17 +21,22 @@ class UrankConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ranker: Literal["network", "trees", "none"] = Field(
-        "network", description="what gives scores: a network, LightGBM trees, or none (then the matching ranks)"
+    ranker: Literal["network", "trees", "lambdarank", "lambdarank-trees", "ranksvm", "dla", "none"] = Field(
+        "network",
+        description="what gives scores: U-rank as a network or as LightGBM trees, a ranker of another paper "
+        "(lambdarank, lambdarank-trees, ranksvm, dla), or none (then the matching ranks)",
     )
     method: Literal["auto", "score", "match", "ctr1"] = Field(
         "auto",
         description="how it ranks: by score, by the exact matching of the click table, or by the expected utility at "
-        "position 1; auto takes the better of score and match by a cross-fitted estimate on the validation split",
+        "position 1; auto takes the better of score and match by a cross-fitted estimate on the validation split, and "
+        "score for the rankers of other papers",
     )
     clicks: ClickConfig = ClickConfig()
     scorer: RankerConfig = RankerConfig()
     trees: TreesConfig = TreesConfig()
+    baseline: BaselineConfig = BaselineConfig()
+    svm: RankSvmConfig = RankSvmConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -36,4 +44,10 @@ class UrankConfig(BaseModel):
             raise ValueError("method score needs a ranker that gives scores; got ranker 'none'")
         if self.ranker == "trees" and self.scorer.form == "paper":
             raise ValueError("ranker trees needs the stable form of the loss; got form 'paper'")
+        for key in ("propensity", "learn_from"):
+            given = getattr(self.baseline, key)
+            if given != BaselineConfig.model_fields[key].default and self.ranker not in WEIGHED:
+                raise ValueError(f"{key} is for the rankers {', '.join(WEIGHED)}; got {given!r} with {self.ranker!r}")
+        if self.baseline.learn_from == "relevance" and self.baseline.propensity != "none":
+            raise ValueError("propensity weighs clicks; with learn_from 'relevance' there are none to weigh")
         return self

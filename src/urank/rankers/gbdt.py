@@ -19,7 +19,7 @@ Two choices that LightGBM's own `lambdarank` makes otherwise:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +37,13 @@ from urank.log.dataset import Dataset
 from urank.log.lists import order_by_score
 from urank.losses import swap_derivatives, swaps
 from urank.progress import Report, silent
+from urank.rankers.targets import Padded, Target
 from urank.rankers.urank import RankerConfig
 from urank.stream import Lists, Stream
 from urank.training import History
 from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix
-from urank.utility import item_gains
 
-__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees"]
+__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps"]
 
 CHUNK_PAIRS = 2**19
 """Pairs of items and places that are worked on at once: enough to be worth the calls, few enough for the cache."""
@@ -127,21 +127,38 @@ def fit_trees(
         raise ConfigError(
             "form must be 'stable' for trees, as the paper's has negative second derivatives; got 'paper'"
         )
+    look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
+    streams = [Stream(dataset, split, clicks.featurizer, cache_bytes=0, table=look_up) for split in ("train", "valid")]
+    return grow_by_swaps(streams, config.objective, config, trees, report=report)
+
+
+def grow_by_swaps(
+    streams: Sequence[Stream], target: Target, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
+) -> tuple[TreesScorer, History]:
+    """Grow trees whose order earns the most by a target, whatever that is.
+
+    Args:
+        streams: of the splits train and valid, with lists that the target understands.
+        target: u(i, k) of some lists.
+        config: σ and the seed.
+        trees: how the trees grow.
+        report: told how far it is.
+    """
+    dataset, featurizer = streams[0].dataset, streams[0].featurizer
     if dataset.rows("train") == 0:
         raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
-    look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     extra = "value" if dataset.has("value") else None
     params = trees.params(config.seed)
     gains: dict[str, SplitGains] = {}
     data: dict[str, lightgbm.Dataset] = {}
-    for split in ("train", "valid"):
-        if dataset.rows(split):
-            gains[split] = SplitGains.read(dataset, split, clicks.featurizer, look_up, config, report)
-            data[split] = binned(
-                dataset, split, clicks.featurizer, params, report, extra=extra, reference=data.get("train")
+    for stream in streams:
+        if stream.rows:
+            gains[stream.split] = SplitGains.read(stream, target, config.seed, report)
+            data[stream.split] = binned(
+                dataset, stream.split, featurizer, params, report, extra=extra, reference=data.get("train")
             )
     booster, history = _grow(data, gains, config.sigma, trees, params, report)
-    return TreesScorer.from_text(booster.model_to_string(), clicks.featurizer, extra is not None), history
+    return TreesScorer.from_text(booster.model_to_string(), featurizer, extra is not None), history
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,24 +195,21 @@ class SplitGains:
     @classmethod
     def read(
         cls,
-        dataset: Dataset,
-        split: str,
-        featurizer: Featurizer,
-        table: Callable[[Inputs], NDArray[np.float32]],
-        config: RankerConfig,
+        stream: Stream,
+        target: Target,
+        seed: int,
         report: Report = silent,
     ) -> SplitGains:
         """Compute them for a split of a prepared log, a row group at a time."""
-        stream = Stream(dataset, split, featurizer, cache_bytes=0, table=table)
-        rng = np.random.default_rng(config.seed)
+        rng = np.random.default_rng(seed)
         chunks: list[Chunk] = []
         rows = lists = 0
         for group in range(len(stream.groups)):
             block = stream.lists(group)
-            chunks += _chunks(block, rows, config, rng)
+            chunks += _chunks(block, rows, target, stream.dataset.positions, rng)
             rows += int(block.offsets[-1])
             lists += len(block.offsets) - 1
-            report(f"utilities of {split}", rows, stream.rows)
+            report(f"utilities of {stream.split}", rows, stream.rows)
         return cls(tuple(chunks), rows, lists)
 
     def derivatives(
@@ -220,22 +234,14 @@ class SplitGains:
         return sum(chunk.earned(order_by_score(scores[chunk.rows])) for chunk in self.chunks) / self.lists
 
 
-def _chunks(lists: Lists, first_row: int, config: RankerConfig, rng: np.random.Generator) -> Iterator[Chunk]:
-    assert lists.table is not None  # noqa: S101 - the stream of a ranker has one
-    lengths, K = np.diff(lists.offsets), lists.table.shape[1]
+def _chunks(lists: Lists, first_row: int, target: Target, K: int, rng: np.random.Generator) -> Iterator[Chunk]:
+    lengths = np.diff(lists.offsets)
     for n in np.unique(lengths):
         of_length = rng.permuted(lists.offsets[:-1][lengths == n][:, None] + np.arange(n), axis=1)
         step = max(1, CHUNK_PAIRS // (int(n) * min(int(n), K)))
         for start in range(0, len(of_length), step):
             rows = of_length[start : start + step]
-            gains = item_gains(
-                lists.table[rows],
-                value=lists.value[rows],
-                click=lists.click[rows],
-                logged=lists.position[rows],
-                blend=config.share,
-                floor=config.floor,
-            )
+            gains = target(Padded.of_rows(lists, rows))
             yield Chunk(first_row + rows, gains.astype(np.float32))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from urank.clicks.onnx import export_module, with_raw_categories
 from urank.features import Featurizer
-from urank.rankers.urank import NetworkScorer
+from urank.rankers.network import NetworkScorer
 
 __all__ = ["scorer_to_onnx"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,12 +10,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from urank.features import Featurizer
 from urank.log.dataset import Block
 from urank.log.lists import list_ids, pad, positions_by_score, where_items
 from urank.log.split import stable_hash
-from urank.rankers.ranking import Method, RankingModel
+from urank.matching import match
+from urank.rankers.ranking import Method, RankingModel, Scorer
 
-__all__ = ["Logged", "ModelPolicy", "Policy", "Random"]
+__all__ = ["Logged", "ModelPolicy", "Policy", "Random", "ScorerPolicy", "TableMatch"]
 
 
 class Policy(Protocol):
@@ -80,3 +82,39 @@ class ModelPolicy:
 
     def positions(self, block: Block) -> NDArray[np.int64]:
         return self.model.order(block.items, block.offsets, method=self.method)
+
+
+@dataclass(frozen=True, eq=False)
+class ScorerPolicy:
+    """By falling score of a scorer alone, such as one of another paper that knows no click model."""
+
+    name: str
+    featurizer: Featurizer
+    scorer: Scorer
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return [*self.featurizer.names, *(["value"] if self.scorer.takes_value else [])]
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        value = block.column("value") if self.scorer.takes_value else np.ones(block.items.num_rows)
+        scores = self.scorer.score(self.featurizer.encode(block.items), value.astype(np.float32))
+        where = where_items(block.offsets)
+        return positions_by_score(pad(scores, block.offsets), where=where)[where]
+
+
+@dataclass(frozen=True, eq=False)
+class TableMatch:
+    """The exact matching of a given click table. With the true one (`urank.clicks.truth.true_table`) it is the KM
+    oracle of Section 5.3, the most that any order can earn."""
+
+    name: str
+    table: Callable[[Block], NDArray[np.float64]]
+    columns: tuple[str, ...] = ("item_id",)
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        weights = self.table(block)
+        if "value" in block.items.column_names:
+            weights = weights * block.column("value")[:, None]
+        where = where_items(block.offsets)
+        return np.asarray(match(pad(weights, block.offsets), where=where)[where])

@@ -1,0 +1,159 @@
+"""What an experiment found, as tables and reports take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["METRICS", "AucRow", "Claim", "Kind", "ListExample", "PositionCurve", "Reproduction", "Row"]
+
+METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
+
+Kind = Literal["baseline", "oracle", "ours"]
+"""`oracle` rows know what no log tells, and are set in italics and left out of comparisons, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of Table 1.
+
+    Attributes:
+        key: what tells it from others, such as `lambdarank-cpbm`.
+        name: as the table shows it.
+        kind: baseline, oracle, or one of ours.
+        mean: metric -> the mean over seeds of the mean over test queries.
+        deviation: metric -> the standard deviation of the former over seeds; NaN with one seed.
+        p_value: metric -> for rows of ours, the largest p-value of paired t-tests against all baselines, by query over
+            all seeds, Holm-corrected; 1 when some baseline is better. Empty for other rows.
+        published: metric -> the paper's figure, where the data is the paper's.
+        seconds: that training took, on average over seeds.
+    """
+
+    key: str
+    name: str
+    kind: Kind
+    mean: Mapping[str, float]
+    deviation: Mapping[str, float]
+    p_value: Mapping[str, float] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = float("nan")
+
+    def significant(self, metric: str) -> bool:
+        """Whether it gets the star of Table 1."""
+        return self.p_value.get(metric, 1.0) < 0.05
+
+
+@dataclass(frozen=True)
+class AucRow:
+    """A row of Table 2: an architecture of the click model, its AUC, and what U-rank earns on it."""
+
+    name: str
+    train: float
+    test: float
+    valid: float
+    clicks: float
+    ctr: float
+    deviation: Mapping[str, float]
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and whether it holds here.
+
+    Attributes:
+        text: what the paper says.
+        holds: whether it does; none when this run cannot tell.
+        figures: the numbers that decide it, in words.
+    """
+
+    text: str
+    holds: bool | None
+    figures: str
+
+
+@dataclass(frozen=True, eq=False)
+class PositionCurve:
+    """A line of Figure 4: the mean true click probability `[K]` at each position, and its deviation over seeds."""
+
+    name: str
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ListExample:
+    """Figure 3: one query, its true table `[n, K]`, labels `[n]`, and where each method puts each item `[n]`."""
+
+    query: str
+    items: Sequence[str]
+    label: NDArray[np.float64]
+    table: NDArray[np.float64]
+    positions: Mapping[str, NDArray[np.int64]]
+    clicks: Mapping[str, float]
+    ndcg: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """All that one run of `urank reproduce` tells; what was not asked for is empty.
+
+    Attributes:
+        what: the experiments that were asked for.
+        data: what the documents are, in words.
+        seeds: how many.
+        queries: test queries of all seeds together.
+        rows, claims: Table 1 and Section 5.4.
+        architectures: Table 2.
+        curves: Figure 4.
+        example: Figure 3.
+        settings: as TOML.
+        versions: library -> version.
+        seconds: that all training took, added up.
+    """
+
+    what: Sequence[str]
+    data: str
+    seeds: int
+    queries: int
+    rows: Sequence[Row] = ()
+    claims: Sequence[Claim] = ()
+    architectures: Sequence[AucRow] = ()
+    architecture_claims: Sequence[Claim] = ()
+    curves: Sequence[PositionCurve] = ()
+    curve_claims: Sequence[Claim] = ()
+    example: ListExample | None = None
+    settings: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; null for what is not known."""
+        return {
+            "what": list(self.what),
+            "data": self.data,
+            "seeds": self.seeds,
+            "queries": self.queries,
+            "rows": [_plain(vars(row)) for row in self.rows],
+            "claims": [_plain(vars(claim)) for claim in self.claims],
+            "architectures": [_plain(vars(row)) for row in self.architectures],
+            "architecture_claims": [_plain(vars(claim)) for claim in self.architecture_claims],
+            "curves": [_plain(vars(curve)) for curve in self.curves],
+            "curve_claims": [_plain(vars(claim)) for claim in self.curve_claims],
+            "versions": dict(self.versions),
+            "seconds": self.seconds,
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

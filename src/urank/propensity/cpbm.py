@@ -1,0 +1,203 @@
+"""The contextual position-based model (Fang, Agarwal and Joachims 2019): examination that depends on the context.
+
+    P(click | q, i, k) = h(k, x) · r(q, i)
+
+Harvested clicks, kept for each query and item, teach two small networks: examination h(k, x), and g(k, k', x), the mean
+relevance of the items that were shown at both k and k'. Both are known up to a factor, which h(k, x) / h(1, x) is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from urank.clicks.heads import log1m_exp
+from urank.features import Featurizer
+from urank.log.dataset import Block, Dataset
+from urank.networks import Perceptron, hidden_layers
+from urank.progress import Report, silent
+from urank.propensity.harvest import pair_numbers
+from urank.propensity.inputs import fit_featurizer
+from urank.propensity.pairs import Pairs, check_joined, harvested, weighted_clicks
+from urank.stream import Batch, Lists, MemoryStream
+from urank.training import TrainingConfig, mean_loss, seeded, train
+
+__all__ = ["ContextNetwork", "Contextual", "CpbmConfig", "build_contextual", "fit_cpbm", "list_means", "pairs_loss"]
+
+
+class CpbmConfig(BaseModel):
+    """All that decides a contextual model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    context: Literal["query", "item"] = Field(
+        "query", description="x: the mean of the features over the list, as in the paper, or the item's own features"
+    )
+    hidden: tuple[int, ...] = Field((32,), min_length=1, description="sizes of the hidden layers of both networks")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units left out at each step")
+    training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, weight_decay=1e-2)
+    seed: int = Field(0, ge=0, description="of all random numbers")
+
+
+def list_means(values: Tensor, offsets: Tensor) -> Tensor:
+    """The mean `[rows, F]` of its list, for each row of `values` `[rows, F]`.
+
+    >>> list_means(torch.tensor([[0.0], [1.0], [0.25]]), torch.tensor([0, 2, 3])).ravel().tolist()
+    [0.5, 0.5, 0.25]
+    """
+    lengths = offsets.diff()
+    lists = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
+    sums = values.new_zeros(len(lengths), values.shape[1]).index_add_(0, lists, values)
+    return (sums / lengths.clamp(min=1)[:, None])[lists]
+
+
+def pairs_loss(log_examination: Tensor, log_relevance: Tensor, rates: Tensor, pair: Tensor) -> Tensor:
+    """The negative log likelihood of the harvested click rates, the mean over rows (Fang et al. 2019, Section 4.2).
+
+        − Σ_{k≠k', both shown} [c_k log(h_k g_kk') + (1 − c_k) log(1 − h_k g_kk')]      of each query and item
+
+    Args:
+        log_examination: log h `[rows, K]`.
+        log_relevance: log g `[rows, K(K − 1)/2]`, numbered as `pair_numbers` does.
+        rates: c `[rows, K]`, clicks over shows; NaN where the item was not shown.
+        pair: `[K, K]`, what `pair_numbers` gave.
+    """
+    shown = ~torch.isnan(rates)
+    both = shown[:, :, None] & shown[:, None, :] & ~torch.eye(shown.shape[1], dtype=torch.bool, device=rates.device)
+    row, k, other = torch.nonzero(both, as_tuple=True)  # of all K² pairs an item has been seen at few
+    log_rate = log_examination[row, k] + log_relevance[row, pair[k, other]]
+    rate = rates[row, k]
+    return -(rate * log_rate + (1 - rate) * log1m_exp(log_rate)).sum() / max(len(rates), 1)
+
+
+class ContextNetwork(nn.Module):
+    """log h(k, x) and log g(k, k', x): two networks that see the same context."""
+
+    pair: Tensor
+
+    def __init__(self, featurizer: Featurizer, positions: int, config: CpbmConfig) -> None:
+        super().__init__()
+        self.by_query = config.context == "query"
+        self.fields = Perceptron(featurizer, (), 0.0)
+        hidden, dropout, width = config.hidden, config.dropout, self.fields.width
+        self.examination = nn.Sequential(hidden_layers(width, hidden, dropout), nn.Linear(hidden[-1], positions))
+        pairs = positions * (positions - 1) // 2
+        self.relevance = nn.Sequential(hidden_layers(width, hidden, dropout), nn.Linear(hidden[-1], pairs))
+        self.register_buffer("pair", torch.from_numpy(pair_numbers(positions)), persistent=False)
+
+    def context(self, numeric: Tensor, categorical: Tensor, offsets: Tensor) -> Tensor:
+        """x `[rows, width]`."""
+        fields: Tensor = self.fields(numeric, categorical)
+        return list_means(fields, offsets) if self.by_query else fields
+
+    def forward(self, numeric: Tensor, categorical: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.context(numeric, categorical, offsets)
+        return logsigmoid(self.examination(x)), logsigmoid(self.relevance(x))
+
+    def log_examination(self, numeric: Tensor, categorical: Tensor, offsets: Tensor) -> Tensor:
+        """log h(k, x) − log h(1, x) `[rows, K]`."""
+        log_h = logsigmoid(self.examination(self.context(numeric, categorical, offsets)))
+        return log_h - log_h[:, :1]
+
+
+@dataclass(frozen=True, eq=False)
+class Contextual:
+    """A curve for every context.
+
+    Attributes:
+        featurizer: turns raw columns into inputs.
+        positions: K.
+        config: how it was made.
+        network: what was learned.
+    """
+
+    featurizer: Featurizer
+    positions: int
+    config: CpbmConfig
+    network: ContextNetwork
+    name: str = "cpbm"
+
+    @property
+    def columns(self) -> list[str]:
+        return self.featurizer.names
+
+    def examination(self, block: Block) -> NDArray[np.float64]:
+        """h(k, x) / h(1, x) `[rows, K]`, where the context of a query is the mean over the items of the list."""
+        self.network.eval()
+        inputs = self.featurizer.encode(block.items)
+        device = next(self.network.parameters()).device
+        arrays = (inputs.numeric, inputs.categorical, block.offsets)
+        with torch.inference_mode():
+            log_ratio = self.network.log_examination(*(torch.from_numpy(array).to(device) for array in arrays))
+        return np.exp(log_ratio.cpu().numpy().astype(np.float64))
+
+
+def build_contextual(featurizer: Featurizer, positions: int, config: CpbmConfig) -> Contextual:
+    """A contextual model with fresh weights from the seed."""
+    with seeded(config.seed):
+        network = ContextNetwork(featurizer, positions, config)
+    return Contextual(featurizer, positions, config, network)
+
+
+def fit_cpbm(
+    dataset: Dataset, config: CpbmConfig | None = None, *, checkpoint: Path | None = None, report: Report = silent
+) -> Contextual:
+    """Learn examination by context from the items that the lists of a query showed at different positions.
+
+    In training the context of a query is the mean over all items that its lists showed, each once.
+
+    Args:
+        dataset: a prepared log that names its items; train teaches, valid stops, test is not looked at.
+        config: what to train.
+        checkpoint: a file that holds the state after each round; if it is there, the run goes on from it.
+        report: told how far it is.
+
+    Raises:
+        DataError: when a position is not joined to position 1 by any items.
+    """
+    config = config if config is not None else CpbmConfig()
+    featurizer = fit_featurizer(dataset)
+    pairs = {}
+    for number, split in enumerate(("train", "valid"), start=1):
+        pairs[split] = harvested(dataset, split, featurizer)
+        report("harvesting", number, 2)
+    check_joined(weighted_clicks(pairs["train"])[0], f"the train split of {dataset.folder}")
+    model = build_contextual(featurizer, dataset.positions, config)
+    lists = config.training.batch_lists
+    held_out = MemoryStream(_lists(pairs["valid"]), batch_lists=8 * lists)
+    train(
+        model.network,
+        _loss,
+        MemoryStream(_lists(pairs["train"]), batch_lists=lists),
+        lambda network: mean_loss(network, _loss, held_out),
+        config.training,
+        seed=config.seed,
+        checkpoint=checkpoint,
+        report=report,
+        name="train cpbm",
+    )
+    return model
+
+
+def _lists(pairs: Pairs) -> Lists:
+    """A list for each query and a row for each of its items; the click rates are the table."""
+    assert pairs.inputs is not None  # noqa: S101 - they were asked for
+    rows = len(pairs.shows)
+    nothing = np.zeros(rows, dtype=np.float32)
+    rates = pairs.rates.astype(np.float32)
+    return Lists(pairs.inputs, np.ones(rows, dtype=np.int64), nothing, nothing, pairs.offsets, table=rates)
+
+
+def _loss(network: nn.Module, batch: Batch) -> Tensor:
+    assert isinstance(network, ContextNetwork)  # noqa: S101 - this loop trains these only
+    assert batch.table is not None  # noqa: S101 - as `_lists` made it
+    log_h, log_g = network(batch.numeric, batch.categorical, batch.offsets)
+    return pairs_loss(log_h, log_g, batch.table, network.pair)

@@ -1,0 +1,91 @@
+"""An estimate of examination in one file: a curve as JSON, a contextual model as safetensors. No pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from urank.errors import ConfigError, DataError
+from urank.features import Featurizer
+from urank.files import new_file
+from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual
+from urank.propensity.model import Curve, Propensity
+
+__all__ = ["load_propensity", "save_propensity"]
+
+FORMAT, VERSION = "urank propensity", 1
+
+
+def save_propensity(propensity: Propensity, path: str | Path) -> None:
+    """Write an estimate; a file that is there is replaced when the new one is complete.
+
+    Raises:
+        ConfigError: when it is not an estimate, such as the truth of a simulation.
+    """
+    if not isinstance(propensity, Curve | Contextual):
+        raise ConfigError(f"only a curve or a contextual model can be saved; got {propensity.name}")
+    head = {"format": FORMAT, "version": VERSION, "name": propensity.name}
+    with new_file(path) as working:
+        if isinstance(propensity, Curve):
+            told = head | {"values": propensity.values, "errors": propensity.errors}
+            working.write_text(json.dumps(told, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        else:
+            told = head | {
+                "positions": propensity.positions,
+                "config": propensity.config.model_dump(mode="json"),
+                "featurizer": propensity.featurizer.to_dict(),
+            }
+            weights = {name: tensor.cpu().contiguous() for name, tensor in propensity.network.state_dict().items()}
+            save_file(weights, working, metadata={"propensity": json.dumps(told)})
+
+
+def load_propensity(path: str | Path) -> Curve | Contextual:
+    """What `save_propensity` wrote.
+
+    Raises:
+        DataError: when the file is another, damaged, or of a newer version.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            is_json = file.read(1) == b"{"
+        return _load_curve(path) if is_json else _load_contextual(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
+        raise DataError(f"{path} is not a propensity that urank wrote, or it is damaged") from error
+
+
+def _load_curve(path: Path) -> Curve:
+    told = _checked(json.loads(path.read_text(encoding="utf-8")), path)
+    values = tuple(float(value) for value in told["values"])
+    errors = tuple(float(error) for error in told["errors"]) if told["errors"] is not None else None
+    finite = all(math.isfinite(number) and number >= 0 for number in (*values, *(errors or ())))
+    if not values or not finite or len(errors or values) != len(values):
+        raise ValueError("values and errors must be numbers from 0 up, one for each position")
+    return Curve(str(told["name"]), values, errors)
+
+
+def _load_contextual(path: Path) -> Contextual:
+    with safe_open(path, framework="pt") as file:
+        told = _checked(json.loads((file.metadata() or {})["propensity"]), path)
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    featurizer = Featurizer.from_dict(told["featurizer"])
+    model = build_contextual(featurizer, int(told["positions"]), CpbmConfig.model_validate(told["config"]))
+    model.network.load_state_dict(weights)
+    model.network.eval()
+    return model
+
+
+def _checked(told: dict[str, Any], path: Path) -> dict[str, Any]:
+    if told["format"] != FORMAT:
+        raise ValueError(f"another format, {told['format']}")
+    if told["version"] > VERSION:
+        raise DataError(f"{path} was written by a newer version of urank; update urank")
+    return told

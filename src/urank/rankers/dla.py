@@ -1,0 +1,117 @@
+"""The dual learning algorithm (Ai et al. 2018): a ranker and a propensity model that teach each other.
+
+    ranking      Σ_{i clicked} g(1)/g(k_i) · −log softmax(f)_i         g: softmax over the positions of the list
+    propensity   Σ_{i clicked} f̂(1)/f̂(i) · −log softmax(g)_{k_i}       f̂: softmax of f; f̂(1) of the item at the top
+
+Both are averages over lists and lowered together; the weights are taken without gradient and clipped. It needs no
+randomised traffic, and assumes one examination curve for all items.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from urank.features import Featurizer
+from urank.log.dataset import Dataset
+from urank.losses import softmax_loss
+from urank.progress import Report, silent
+from urank.propensity.model import CLIP, Curve
+from urank.rankers.network import NetworkScorer, ScoreNetwork, pad_tensor, value_feature
+from urank.rankers.urank import RankerConfig, build_scorer
+from urank.stream import Batch, Stream
+from urank.training import History, mean_loss, seeded, train
+
+__all__ = ["DualNetwork", "dual_weights", "fit_dla"]
+
+
+class DualNetwork(nn.Module):
+    """The two models: `scorer` gives f, `places` is the log of g up to a constant."""
+
+    def __init__(self, scorer: ScoreNetwork, positions: int) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.places = nn.Parameter(torch.zeros(positions))
+
+    def curve(self) -> Curve:
+        """The examination that it learned, relative to position 1."""
+        relative = torch.exp(self.places.detach() - self.places.detach()[0])
+        return Curve("dla", tuple(relative.double().tolist()))
+
+
+def dual_weights(
+    scores: Tensor, places: Tensor, position: Tensor, *, where: Tensor, clip: float = CLIP
+) -> tuple[Tensor, Tensor]:
+    """g(1)/g(k_i) and f̂(1)/f̂(i) of every item, `[B, n]` each, without gradient.
+
+    Args:
+        scores: `[B, n]`, f.
+        places: `[K]`, the log of g.
+        position: `[B, n]`, the logged positions, from 1 to K; the lowest of a list is its top.
+        where: `[B, n]`, true where there is an item.
+        clip: the most that a weight may be.
+
+    >>> weights = dual_weights(
+    ...     torch.tensor([[0.0, 1.0]]), torch.tensor([0.0, -1.0]), torch.tensor([[2, 1]]), where=torch.ones(1, 2).bool()
+    ... )
+    >>> [weight.round(decimals=2).tolist() for weight in weights]  # e^(0 + 1), 1; e^(1 − 0), 1
+    [[[2.7200000286102295, 1.0]], [[2.7200000286102295, 1.0]]]
+    """
+    with torch.no_grad():
+        at = places[position.clamp(min=1) - 1]
+        top = torch.where(where, position, len(places) + 1).argmin(dim=1, keepdim=True)
+        examined = torch.exp(at.gather(1, top) - at).clamp(max=clip)
+        relevant = torch.exp(scores.gather(1, top) - scores).clamp(max=clip)
+    return examined, relevant
+
+
+def fit_dla(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    config: RankerConfig,
+    *,
+    clip: float = CLIP,
+    checkpoint: Path | None = None,
+    report: Report = silent,
+) -> tuple[NetworkScorer, Curve, History]:
+    """Train both models on the clicks of a prepared log.
+
+    Args:
+        dataset: train teaches, valid stops, test is not looked at.
+        featurizer: fitted on train.
+        config: the network, its training and the seed.
+        clip: the most that a weight may be.
+        checkpoint: a file from which a run that was killed goes on.
+        report: told how far it is.
+
+    Returns:
+        the ranker, the examination that was learned with it, and the rounds.
+    """
+    sizes = {"train": config.training.batch_lists, "valid": 8 * config.training.batch_lists}
+    splits = {name: Stream(dataset, name, featurizer, batch_lists=n) for name, n in sizes.items()}
+    with seeded(config.seed):
+        network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
+
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(network, DualNetwork)  # noqa: S101 - this loop trains no other
+        scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
+        click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
+        examined, relevant = dual_weights(scores, network.places, position, where=where, clip=clip)
+        at = network.places[position.clamp(min=1) - 1]
+        ranking = softmax_loss(scores, click * examined, where=where)
+        return (ranking + softmax_loss(at, click * relevant, where=where)).mean()
+
+    history = train(
+        network,
+        loss,
+        splits["train"],
+        lambda network: mean_loss(network, loss, splits["valid"]),
+        config.training,
+        seed=config.seed,
+        checkpoint=checkpoint,
+        report=report,
+        name="train dla",
+    )
+    return NetworkScorer(network.scorer), network.curve(), history
