@@ -190,8 +190,9 @@ def _fit_baseline(
 ) -> tuple[Scorer, History]:
     """A ranker of another paper, with the propensities that it asks for."""
     asked, seed = config.baseline.propensity, config.scorer.seed
-    if asked in get_args(PropensityMethod):
-        propensity = fit_propensity(asked, dataset, seed=seed, report=report)
+    method = next((method for method in get_args(PropensityMethod) if method == asked), None)
+    if method is not None:
+        propensity = fit_propensity(method, dataset, seed=seed, report=report)
     else:
         propensity = load_propensity(asked)
     assert config.ranker in BASELINES  # noqa: S101 - the callers know

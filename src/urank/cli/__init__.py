@@ -16,6 +16,7 @@ from urank.cli.evaluate import evaluate_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
 from urank.cli.rank import rank_command
+from urank.cli.reproduce import reproduce_command
 from urank.cli.run import run_command
 from urank.cli.simulate import simulate_command
 from urank.cli.train import train_command
@@ -54,6 +55,7 @@ app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("rank")(rank_command)
 app.command("curves")(curves_command)
+app.command("reproduce")(reproduce_command)
 
 
 _PLAIN = {"–": "-", "−": "-", "…": "...", "█": "#", "²": "2", "’": "'"}

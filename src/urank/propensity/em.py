@@ -32,6 +32,8 @@ __all__ = ["EmConfig", "Observed", "e_step", "examination_of", "fit_em"]
 
 Doubles = NDArray[np.float64]
 
+START = 0.5
+
 
 class EmConfig(GrowthConfig):
     """What decides how the trees grow."""
@@ -132,7 +134,7 @@ class _Curves:
 
     @property
     def last(self) -> Doubles:
-        return self.before[-1] if self.before else 1 / np.arange(1.0, self.positions + 1)
+        return self.before[-1] if self.before else START / np.arange(1.0, self.positions + 1)
 
 
 def _grow(

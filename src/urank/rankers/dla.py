@@ -41,6 +41,14 @@ class DualNetwork(nn.Module):
         return Curve("dla", tuple(relative.double().tolist()))
 
 
+def _of_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """f, log g, what a click was worth, the position, and where there is an item, `[B, n]` each."""
+    assert isinstance(network, DualNetwork)  # noqa: S101 - this module trains no other
+    scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
+    click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
+    return scores, network.places[position.clamp(min=1) - 1], click, position, where
+
+
 def dual_weights(
     scores: Tensor, places: Tensor, position: Tensor, *, where: Tensor, clip: float = CLIP
 ) -> tuple[Tensor, Tensor]:
@@ -48,21 +56,19 @@ def dual_weights(
 
     Args:
         scores: `[B, n]`, f.
-        places: `[K]`, the log of g.
+        places: `[B, n]`, the log of g at these positions.
         position: `[B, n]`, the logged positions, from 1 to K; the lowest of a list is its top.
         where: `[B, n]`, true where there is an item.
         clip: the most that a weight may be.
 
-    >>> weights = dual_weights(
-    ...     torch.tensor([[0.0, 1.0]]), torch.tensor([0.0, -1.0]), torch.tensor([[2, 1]]), where=torch.ones(1, 2).bool()
-    ... )
-    >>> [weight.round(decimals=2).tolist() for weight in weights]  # e^(0 + 1), 1; e^(1 − 0), 1
-    [[[2.7200000286102295, 1.0]], [[2.7200000286102295, 1.0]]]
+    >>> scores, places, position = torch.tensor([[0.0, 1.0]]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[2, 1]])
+    >>> weights = dual_weights(scores, places, position, where=torch.tensor([[True, True]]))
+    >>> [weight.log().round().tolist() for weight in weights]  # log e^(0 + 2), log e^0; log e^(1 − 0), log e^0
+    [[[2.0, 0.0]], [[1.0, 0.0]]]
     """
     with torch.no_grad():
-        at = places[position.clamp(min=1) - 1]
-        top = torch.where(where, position, len(places) + 1).argmin(dim=1, keepdim=True)
-        examined = torch.exp(at.gather(1, top) - at).clamp(max=clip)
+        top = torch.where(where, position, torch.iinfo(position.dtype).max).argmin(dim=1, keepdim=True)
+        examined = torch.exp(places.gather(1, top) - places).clamp(max=clip)
         relevant = torch.exp(scores.gather(1, top) - scores).clamp(max=clip)
     return examined, relevant
 
@@ -95,19 +101,22 @@ def fit_dla(
         network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
-        assert isinstance(network, DualNetwork)  # noqa: S101 - this loop trains no other
-        scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
-        click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
-        examined, relevant = dual_weights(scores, network.places, position, where=where, clip=clip)
-        at = network.places[position.clamp(min=1) - 1]
+        scores, at, click, position, where = _of_batch(network, batch)
+        examined, relevant = dual_weights(scores, at, position, where=where, clip=clip)
         ranking = softmax_loss(scores, click * examined, where=where)
         return (ranking + softmax_loss(at, click * relevant, where=where)).mean()
+
+    def surprise(network: nn.Module, batch: Batch) -> Tensor:
+        # Both losses weigh clicks by what has been learned, so that they cannot be compared from round to round. Which
+        # items of a list were clicked, by the product of both models, can.
+        scores, at, click, _, where = _of_batch(network, batch)
+        return softmax_loss(scores + at, click, where=where).mean()
 
     history = train(
         network,
         loss,
         splits["train"],
-        lambda network: mean_loss(network, loss, splits["valid"]),
+        lambda network: mean_loss(network, surprise, splits["valid"]),
         config.training,
         seed=config.seed,
         checkpoint=checkpoint,

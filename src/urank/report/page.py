@@ -38,6 +38,8 @@ class Section:
     bullets: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    code: str = ""
     sections: Sequence[Section] = ()
 
 

@@ -1,0 +1,81 @@
+"""An experiment as a configuration: the documents, the users, and every setting of every method.
+
+The TOML files in `experiments/`, one for each table or figure, say which methods it needs; what they leave out has the
+defaults below, so that all experiments in one folder can share what was trained.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from urank.clicks.config import ClickConfig
+from urank.config import build, read_toml
+from urank.errors import ConfigError
+from urank.propensity.cpbm import CpbmConfig
+from urank.rankers.gbdt import TreesConfig
+from urank.rankers.ranksvm import RankSvmConfig
+from urank.rankers.targets import BaselineConfig
+from urank.rankers.urank import RankerConfig
+from urank.simulate.config import SimulationConfig
+
+__all__ = ["EXPERIMENTS", "ExperimentConfig", "read_experiment"]
+
+EXPERIMENTS = ("table1", "table2", "fig-ctr-by-position", "fig-result-list")
+
+
+class ExperimentConfig(BaseModel):
+    """All that decides an experiment but for the seed, which is added to every seed below."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str = Field("", description="what the paper calls it")
+    methods: tuple[str, ...] = Field((), description="the methods it needs")
+    dataset: str = Field("", description="the paper's name of the data, if it is the paper's: yahoo, mslr-web10k …")
+    simulation: SimulationConfig = Field(
+        SimulationConfig(truth="all"), description="documents, loggers and users, as `urank simulate` takes them"
+    )
+    swap_sessions: int = Field(
+        2, ge=1, description="sessions of each query in the online experiment with random swaps (Randomization)"
+    )
+    clicks: ClickConfig = Field(ClickConfig(), description="the click model of U-rank, the matching and CTR-1")
+    scorer: RankerConfig = Field(RankerConfig(), description="U-rank; LambdaRank and DLA have the same network")
+    faithful: RankerConfig = Field(
+        RankerConfig(target="counterfactual", form="paper"), description="U-rank as the paper prints it, on A1"
+    )
+    trees: TreesConfig = TreesConfig(threads=1)
+    svm: RankSvmConfig = RankSvmConfig()
+    baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
+    cpbm: CpbmConfig = CpbmConfig()
+
+    def same_settings(self, other: ExperimentConfig) -> bool:
+        """Whether results of the two can stand side by side."""
+        asks = {"title", "methods"}
+        return self.model_dump(exclude=asks) == other.model_dump(exclude=asks)
+
+    def seeded(self, seed: int) -> ExperimentConfig:
+        """The same with other random numbers everywhere."""
+        moved = {
+            name: getattr(self, name).model_copy(update={"seed": getattr(self, name).seed + seed})
+            for name in ("simulation", "clicks", "scorer", "faithful", "svm", "cpbm")
+        }
+        return self.model_copy(update=moved)
+
+
+def read_experiment(name: str, overrides: dict[str, Any] | None = None, source: str = "") -> ExperimentConfig:
+    """The experiment of this name, with settings laid over it, table by table."""
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"an experiment is one of {', '.join(EXPERIMENTS)}; got '{name}'")
+    path = files("urank.paper").joinpath("experiments", f"{name}.toml")
+    values = _laid_over(read_toml(str(path)), overrides or {})
+    return build(ExperimentConfig, values, source or f"{name}.toml")
+
+
+def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _laid_over(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,173 @@
+"""`urank reproduce`: run what some tables and figures need, and put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import polars as pl
+import tomli_w
+
+from urank.config import build, read_toml
+from urank.errors import ConfigError
+from urank.files import new_file
+from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.paper.figures import curve_claims, list_example, position_curves
+from urank.paper.methods import METHODS, STEPS
+from urank.paper.published import DATASETS, dataset_name
+from urank.paper.results import METRICS, Reproduction
+from urank.paper.run import run_steps, seed_folder, steps_for
+from urank.paper.table1 import claims, read_results, rows
+from urank.paper.table2 import architecture_claims, architectures
+from urank.progress import Report, silent
+
+__all__ = ["experiments_of", "reproduce"]
+
+_LIBRARIES = ("urank", "numpy", "polars", "torch", "lightgbm", "scikit-learn", "scipy")
+SETTINGS = "settings.toml"
+
+
+def experiments_of(what: str) -> list[str]:
+    """The experiments that a name stands for; `all` for all of them."""
+    if what == "all":
+        return list(EXPERIMENTS)
+    if what not in EXPERIMENTS:
+        raise ConfigError(f"there are the experiments {', '.join(EXPERIMENTS)}, and all; got '{what}'")
+    return [what]
+
+
+def reproduce(
+    what: Sequence[str],
+    folder: str | Path,
+    *,
+    data: str | None = None,
+    dataset: str = "",
+    seeds: int = 5,
+    workers: int | None = None,
+    overrides: dict[str, Any] | None = None,
+    source: str = "",
+    report: Report = silent,
+) -> Reproduction:
+    """Run experiments and put their tables and figures together; what the folder holds already is not run again.
+
+    Args:
+        what: names of experiments, as `experiments_of` gives them.
+        folder: where all of it is kept.
+        data: a LETOR file or folder; documents are generated when left out.
+        dataset: the paper's name of the data, if it is the paper's, so that its figures can stand beside ours.
+        seeds: how many.
+        workers: processes at a time.
+        overrides: settings laid over those of every experiment.
+        source: what errors call these.
+        report: told how far it is.
+
+    Raises:
+        ConfigError: when the folder holds results of other settings.
+    """
+    folder = Path(folder)
+    if seeds < 1:
+        raise ConfigError(f"seeds must be a whole number from 1 up; got {seeds}")
+    if dataset and dataset not in DATASETS:
+        raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{dataset}'")
+    settings = dict(overrides or {})
+    if data is not None:
+        settings["simulation"] = {**settings.get("simulation", {}), "data": str(data)}
+    if dataset:
+        settings["dataset"] = dataset
+    configs = {name: read_experiment(name, settings, source) for name in what}
+    config = next(iter(configs.values()))
+    _check_methods(configs)
+    _claim(folder, config)
+    names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
+    run_steps(folder, config, steps_for(names, range(seeds)), workers=workers, report=report)
+    return _assemble(folder, configs, seeds)
+
+
+def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
+    for experiment, config in configs.items():
+        unknown = next((name for name in config.methods if name not in METHODS and name not in STEPS), None)
+        if unknown is not None:
+            raise ConfigError(f"methods of {experiment} must be some of {', '.join(METHODS)}; got '{unknown}'")
+
+
+def _claim(folder: Path, config: ExperimentConfig) -> None:
+    """Make the folder that of these settings, or see that it is."""
+    path = folder / SETTINGS
+    if path.is_file():
+        earlier = build(ExperimentConfig, read_toml(path), str(path))
+        if not earlier.same_settings(config):
+            raise ConfigError(f"{folder} holds results of other settings (see its {SETTINGS}); choose another folder")
+        return
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} holds something else (it has no {SETTINGS}); choose another folder")
+    with new_file(path) as working:
+        working.write_text(_to_toml(config), encoding="utf-8")
+
+
+def _to_toml(config: ExperimentConfig) -> str:
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods"}))
+
+
+def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) -> Reproduction:
+    folders = [seed_folder(folder, seed) for seed in range(seeds)]
+    config = next(iter(configs.values()))
+    methods = {name: [key for key in each.methods if key in METHODS] for name, each in configs.items()}
+    every = list(dict.fromkeys(key for keys in methods.values() for key in keys))
+    results = read_results(folders, every)
+    found: dict[str, Any] = {}
+    if "table1" in configs:
+        found["rows"] = rows(results, methods["table1"], config.dataset)
+        found["claims"] = claims(found["rows"])
+        _write(folder / "table1.parquet", pl.DataFrame([_flat(row) for row in found["rows"]]))
+    if "table2" in configs:
+        own = rows(results, methods["table2"], config.dataset)
+        found["architectures"] = architectures(folders, own, config.dataset)
+        found["architecture_claims"] = architecture_claims(found["architectures"])
+        flat = [{**vars(row), "deviation": None, "published": None} for row in found["architectures"]]
+        _write(folder / "table2.parquet", pl.DataFrame(flat).drop("deviation", "published"))
+    if "fig-ctr-by-position" in configs:
+        found["curves"] = position_curves(folders, results, methods["fig-ctr-by-position"])
+        names = (METHODS[key].name for key in ("lambdarank-truth", "urank", "km"))
+        found["curve_claims"] = curve_claims(found["curves"], *names)
+    if "fig-result-list" in configs:
+        found["example"] = list_example(folders[0], results, methods["fig-result-list"])
+    _write(folder / "results.parquet", results)
+    first = results.filter(pl.col("method") == every[0])
+    return Reproduction(
+        what=list(configs),
+        data=_data_in_words(config),
+        seeds=seeds,
+        queries=first.height,
+        settings=_to_toml(config),
+        versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
+        seconds=float(results.group_by("seed", "method").agg(pl.col("seconds").first())["seconds"].to_numpy().sum()),
+        **found,
+    )
+
+
+def _flat(row: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
+    for metric in METRICS:
+        told[metric] = row.mean[metric]
+        told[f"{metric} deviation"] = row.deviation[metric]
+        told[f"{metric} p"] = row.p_value.get(metric)
+        told[f"{metric} published"] = row.published.get(metric)
+    return told
+
+
+def _write(path: Path, frame: pl.DataFrame) -> None:
+    with new_file(path) as working:
+        frame.write_parquet(working)
+
+
+def _data_in_words(config: ExperimentConfig) -> str:
+    simulation = config.simulation
+    denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"
+    users = f"users of the kind '{simulation.user}', relevance over {denominator}"
+    if simulation.data is None:
+        return f"{simulation.queries:,} generated queries, {simulation.features} features, {users}"
+    name = dataset_name(config.dataset) if config.dataset else Path(simulation.data).name
+    return f"documents of {name}, {users}"

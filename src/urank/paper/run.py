@@ -1,0 +1,223 @@
+"""Run the steps of an experiment, as many at a time as there are workers; what is done already is not done again.
+
+A step is a name and a seed. It starts when what it needs is on disk, runs in a process of its own, and leaves a file or
+a folder that appears when it is complete. So a run that was killed goes on where it was, with the same command.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from urank.errors import UrankError
+from urank.paper.config import ExperimentConfig
+from urank.paper.methods import needs_of, run_step
+from urank.paper.trial import Trial
+from urank.progress import Report, silent
+
+__all__ = ["Step", "run_steps", "seed_folder", "steps_for"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do for one seed."""
+
+    seed: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.name}"
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where all of a seed is kept."""
+    return folder / f"seed-{seed}"
+
+
+def steps_for(names: Iterable[str], seeds: Iterable[int]) -> list[Step]:
+    """The steps that lead to these methods, what is needed before what needs it."""
+    ordered: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        for before in needs_of(name)[0]:
+            add(before)
+        ordered.setdefault(name)
+
+    for name in names:
+        add(name)
+    # What takes longest goes first where nothing else decides, so that no worker ends alone with it.
+    by_cost = sorted(ordered, key=lambda name: -needs_of(name)[1])
+    return [Step(seed, name) for seed in seeds for name in by_cost]
+
+
+def run_steps(
+    folder: Path,
+    config: ExperimentConfig,
+    steps: Iterable[Step],
+    *,
+    workers: int | None = None,
+    report: Report = silent,
+) -> None:
+    """Do all steps.
+
+    Args:
+        folder: of the experiment.
+        config: of all seeds.
+        steps: what to do, as `steps_for` gives it.
+        workers: processes; one for each core by default. With one, all is done in this process.
+        report: told of the work done, in units of cost, and of what each worker does.
+
+    Raises:
+        UrankError: as soon as a step fails; what was done stays.
+    """
+    steps = list(steps)
+    left = _missing(folder, config, steps)
+    workers = min(workers or os.cpu_count() or 1, max(len(left), 1))
+    total = sum(needs_of(step.name)[1] for step in steps)
+    book = _Book(folder, config, steps, left, total, report)
+    if workers == 1:
+        while left:
+            step = book.next()
+            assert step is not None  # noqa: S101 - nothing is running, so something can
+            run_step(book.trial(step), step.name, book.told(0, step))
+            book.finish(step)
+    else:
+        _in_processes(book, workers)
+    for seed in {step.seed for step in steps}:
+        Trial(seed_folder(folder, seed), config.seeded(seed)).clean()
+
+
+def _missing(folder: Path, config: ExperimentConfig, steps: list[Step]) -> list[Step]:
+    """The steps that are not done, and the data where any of them is left."""
+    left = []
+    for seed in dict.fromkeys(step.seed for step in steps):
+        trial = Trial(seed_folder(folder, seed), config.seeded(seed))
+        own = [step for step in steps if step.seed == seed and step.name != "data" and not trial.has(step.name)]
+        # A step whose result is there was needed by others only if they are left to do; its file serves them.
+        wanted = _needed(own, [step for step in steps if step.seed == seed], trial)
+        left += [step for step in steps if step in wanted]
+    return left
+
+
+def _needed(own: list[Step], steps: list[Step], trial: Trial) -> set[Step]:
+    wanted = set(own)
+    if wanted and not trial.has("data"):
+        wanted |= {step for step in steps if step.name == "data"}
+    return wanted
+
+
+class _Book:
+    """Which steps are left, running and done."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ExperimentConfig,
+        steps: list[Step],
+        left: list[Step],
+        total: float,
+        report: Report,
+    ) -> None:
+        self.folder, self.config, self.left, self.total, self.report = folder, config, left, total, report
+        self.names = {step.name for step in steps}
+        self.running: set[Step] = set()
+        self.done = total - sum(needs_of(step.name)[1] for step in left)
+        self.report("all steps", self.done, self.total)
+
+    def trial(self, step: Step) -> Trial:
+        return Trial(seed_folder(self.folder, step.seed), self.config.seeded(step.seed))
+
+    def next(self) -> Step | None:
+        """A step that can start now."""
+        for step in self.left:
+            waits = {Step(step.seed, name) for name in needs_of(step.name)[0]}
+            if not waits & ({*self.left} | self.running):
+                self.left.remove(step)
+                self.running.add(step)
+                return step
+        return None
+
+    def finish(self, step: Step) -> None:
+        self.running.discard(step)
+        self.done += needs_of(step.name)[1]
+        self.report("all steps", self.done, self.total, f"{step} done")
+
+    def told(self, worker: int, step: Step) -> Report:
+        """What a step reports to: one bar for each worker."""
+
+        def tell(name: str, done: float, total: float | None, note: str = "", /) -> None:
+            self.report(f"worker {worker + 1}", done, total, f"{step}: {name} {note}")
+
+        return tell
+
+
+def _in_processes(book: _Book, workers: int) -> None:
+    context = get_context("spawn")
+    pool: dict[Connection, SpawnProcess] = {}
+    busy: dict[Connection, Step] = {}
+    try:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, book.folder, book.config), daemon=True)
+            process.start()
+            theirs.close()
+            pool[ours] = process
+        numbers = {connection: number for number, connection in enumerate(pool)}
+        while book.left or busy:
+            for connection in pool:
+                if connection not in busy and (step := book.next()) is not None:
+                    busy[connection] = step
+                    connection.send(step)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)  # noqa: S101 - nothing else is waited for
+                step = busy[ready]
+                try:
+                    kind, *content = ready.recv()
+                except EOFError:
+                    raise UrankError(f"{step} ended without a word; it may have run out of memory") from None
+                if kind == "report":
+                    book.told(numbers[ready], step)(*content)
+                    continue
+                if kind == "failed":
+                    raise UrankError(f"{step}: {content[0]}")
+                del busy[ready]
+                book.finish(step)
+    finally:
+        for connection, process in pool.items():
+            process.terminate()
+            process.join()
+            connection.close()
+
+
+def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> None:
+    """What a worker does: steps, one after another, as they are sent."""
+    import torch  # in the worker, which has a core to itself
+
+    torch.set_num_threads(1)
+    last = 0.0
+
+    def report(name: str, done: float, total: float | None, note: str = "", /) -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.2:
+            last = time.monotonic()
+            connection.send(("report", name, done, total, note))
+
+    while True:
+        try:
+            step = connection.recv()
+        except EOFError:  # the one who sends is gone
+            return
+        try:
+            run_step(Trial(seed_folder(folder, step.seed), config.seeded(step.seed)), step.name, report)
+        except UrankError as error:
+            connection.send(("failed", str(error)))
+        except BrokenPipeError:
+            return
+        else:
+            connection.send(("done",))

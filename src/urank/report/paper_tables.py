@@ -1,0 +1,156 @@
+"""The tables of a reproduction: the paper's Tables 1 and 2, and its claims beside what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, isnan, nan
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from urank.paper.results import METRICS
+from urank.report.numbers import UNKNOWN, number
+from urank.report.tables import Table
+
+if TYPE_CHECKING:
+    from urank.paper.results import AucRow, Claim, Row
+
+__all__ = [
+    "CLICKS",
+    "architecture_table",
+    "best_baseline",
+    "claim_table",
+    "clicks_of",
+    "compact_architecture_table",
+    "compact_table",
+    "figure_text",
+    "highest",
+    "leading_row",
+    "performance_table",
+    "setting_tables",
+]
+
+CLICKS = "#Click"
+_DECIMALS = {"CTR": 4}
+_HOLDS = {True: "yes", False: "no", None: "cannot be told"}
+_AUC = {
+    "AUC, train": "train",
+    "AUC, test": "test",
+    "AUC, validation": "valid",
+    CLICKS: "clicks",
+    "CTR": "ctr",
+}
+"""The columns of Table 2, and what an `AucRow`, its deviations and its published figures call them."""
+
+
+def performance_table(rows: Sequence[Row]) -> Table:
+    """Table 1 for a page: the best figure of each metric in bold, oracle rows in italics, the paper's beside ours."""
+    columns: dict[str, list[str]] = {"method": [_oracle_in_italics(row, row.name) for row in rows]}
+    for metric in METRICS:
+        best = highest(rows, metric)
+        columns[metric] = [_performance_cell(row, metric, bold=row in best) for row in rows]
+        columns |= _published(metric, metric, rows)
+    return _by_columns(columns)
+
+
+def compact_table(rows: Sequence[Row]) -> Table:
+    """Table 1 for a terminal: the means and their stars; a dagger marks an oracle."""
+    names = [f"{row.name} †" if row.kind == "oracle" else row.name for row in rows]
+    return _by_columns({"method": names} | {metric: [_starred(row, metric) for row in rows] for metric in METRICS})
+
+
+def highest(rows: Sequence[Row], metric: str) -> list[Row]:
+    """The row with the largest mean, or those that share it; oracle rows do not compete."""
+    rivals = [row for row in rows if row.kind != "oracle" and isfinite(row.mean.get(metric, nan))]
+    best = max((row.mean[metric] for row in rivals), default=nan)
+    return [row for row in rivals if row.mean[metric] == best]
+
+
+def clicks_of(row: Row) -> float:
+    """What it earns a query; NaN when that is not known."""
+    return row.mean.get(CLICKS, nan)
+
+
+def leading_row(rows: Sequence[Row]) -> Row | None:
+    """U-rank, or else the best of ours; none when there is no such row with a figure."""
+    ours = [row for row in rows if row.kind == "ours"]
+    named = [row for row in rows if row.key == "urank" and isfinite(clicks_of(row))]
+    return next(iter(named or highest(ours, CLICKS)), None)
+
+
+def best_baseline(rows: Sequence[Row]) -> Row | None:
+    """The baseline that earns the most clicks, if there is any with a figure."""
+    return next(iter(highest([row for row in rows if row.kind == "baseline"], CLICKS)), None)
+
+
+def figure_text(metric: str, mean: float) -> str:
+    """A figure with as many decimals as the paper gives it.
+
+    >>> figure_text("#Click", 0.90312), figure_text("CTR", 0.0915), figure_text("MAP", float("nan"))
+    ('0.903', '0.0915', '–')
+    """
+    return number(mean, _DECIMALS.get(metric, 3))
+
+
+def _performance_cell(row: Row, metric: str, *, bold: bool) -> str:
+    shown = _starred(row, metric)
+    if bold:
+        shown = Markup("<strong>{}</strong>").format(shown)
+    return _oracle_in_italics(row, shown + _spread(metric, row.mean.get(metric, nan), row.deviation.get(metric, nan)))
+
+
+def _starred(row: Row, metric: str) -> str:
+    shown = figure_text(metric, row.mean.get(metric, nan))
+    return f"{shown}*" if shown != UNKNOWN and row.significant(metric) else shown
+
+
+def _spread(metric: str, mean: float, deviation: float) -> str:
+    return "" if isnan(mean) or isnan(deviation) else f" ± {figure_text(metric, deviation)}"
+
+
+def _oracle_in_italics(row: Row, shown: str) -> str:
+    return Markup("<em>{}</em>").format(shown) if row.kind == "oracle" else shown
+
+
+def architecture_table(architectures: Sequence[AucRow]) -> Table:
+    """Table 2: how well each architecture of the click model tells clicks, and what U-rank earns on it."""
+    columns = {"architecture": [row.name for row in architectures]}
+    for head, key in _AUC.items():
+        columns[head] = [_auc_cell(row, head, key) for row in architectures]
+        columns |= _published(head, key, architectures)
+    return _by_columns(columns)
+
+
+def compact_architecture_table(architectures: Sequence[AucRow]) -> Table:
+    """Table 2 for a terminal: the means."""
+    columns = {head: [figure_text(head, getattr(row, key)) for row in architectures] for head, key in _AUC.items()}
+    return _by_columns({"architecture": [row.name for row in architectures]} | columns)
+
+
+def _auc_cell(row: AucRow, head: str, key: str) -> str:
+    value: float = getattr(row, key)
+    return figure_text(head, value) + _spread(head, value, row.deviation.get(key, nan))
+
+
+def _published(head: str, key: str, rows: Sequence[Row] | Sequence[AucRow]) -> dict[str, list[str]]:
+    """A column of what the paper says, where it says anything."""
+    found = [row.published.get(key, nan) for row in rows]
+    return {f"{head} (paper)": [figure_text(head, each) for each in found]} if any(map(isfinite, found)) else {}
+
+
+def claim_table(claims: Sequence[Claim]) -> Table:
+    """What the paper says, whether it holds here, and by which numbers."""
+    head = ("claim", "holds", "figures")
+    return Table(head, [(claim.text, _HOLDS[claim.holds], claim.figures or UNKNOWN) for claim in claims], words=head)
+
+
+def setting_tables(versions: Mapping[str, str], rows: Sequence[Row]) -> Iterator[Table]:
+    """The libraries, and how long each method took to train."""
+    if versions:
+        yield Table(("library", "version"), list(versions.items()))
+    if any(isfinite(row.seconds) for row in rows):
+        yield Table(("method", "training, s a seed"), [(row.name, number(row.seconds, 1)) for row in rows])
+
+
+def _by_columns(columns: Mapping[str, Sequence[str]]) -> Table:
+    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
