@@ -43,7 +43,7 @@ def row(key: str, clicks: float, kind: Kind = "baseline", deviation: float = 0.0
 URANK = row("urank", 0.903, "ours", name="U-rank", p_value={"MAP": 1.0, "nDCG@10": 0.3, "#Click": 1e-9, "CTR": 0.049})
 ROWS = [row("svm", 0.834), row("lambda", 0.836, name="LambdaRank, CPBM"), URANK, row("km", 0.976, "oracle", name="KM")]
 ARCHITECTURES = [
-    AucRow("A1", 0.695, 0.684, 0.687, 0.903, 0.0915, {"train": 0.001, "ctr": 0.0004}),
+    AucRow("A1", 0.695, 0.684, 0.687, 0.903, 0.0915, {"train": 0.001, "CTR": 0.0004}),
     AucRow("A2", 0.701, nan, 0.692, 0.852, 0.0847, {"train": nan}),
 ]
 
@@ -156,7 +156,7 @@ def test_published_figures_stand_beside_ours(tmp_path: Path) -> None:
     rows = [replace(ROWS[0], published={"#Click": 0.831, "CTR": 0.0827}), *ROWS[1:]]
     table = performance_table(rows)
     assert list(table.head) == ["method", "MAP", "nDCG@10", "#Click", "#Click (paper)", "CTR", "CTR (paper)"]
-    assert list(column(table, "#Click (paper)").values()) == ["0.831", "–", "–", "–"]
+    assert list(column(table, "#Click (paper)").values()) == ["0.831", "–", "–", "<em>–</em>"]
     assert column(table, "CTR (paper)")["svm"] == "0.0827"
     assert "what the paper&#39;s table says" in page(reproduction(rows=rows), tmp_path / "with.html")
     assert "(paper)" not in page(reproduction(rows=ROWS), tmp_path / "without.html")
@@ -180,9 +180,12 @@ def test_architectures_by_arithmetic() -> None:
     assert column(table, "AUC, train") == {"A1": "0.695 ± 0.001", "A2": "0.701"}
     assert column(table, "AUC, test") == {"A1": "0.684", "A2": "–"}
     assert column(table, "CTR") == {"A1": "0.0915 ± 0.0004", "A2": "0.0847"}
-    published = architecture_table([replace(ARCHITECTURES[0], published={"valid": 0.687}), ARCHITECTURES[1]])
+    published = architecture_table(
+        [replace(ARCHITECTURES[0], published={"valid": 0.687, "#Click": 0.903}), ARCHITECTURES[1]]
+    )
     assert column(published, "AUC, validation (paper)") == {"A1": "0.687", "A2": "–"}
-    assert len(published.head) == len(table.head) + 1
+    assert column(published, "#Click (paper)") == {"A1": "0.903", "A2": "–"}
+    assert len(published.head) == len(table.head) + 2
 
 
 def test_claims_hold_or_not() -> None:
@@ -228,7 +231,7 @@ def test_the_lead_tells_of_what_there_is() -> None:
     assert lead(curves=[curve("KM")]) == f"KM earns {0.5 + 0.3 + 0.2:.3f} clicks a query"
     assert lead(example=example()) == "U-rank earns 1.250 clicks on query q<1>, KM 1.500"
     assert lead(claims=CLAIMS[:2]) == "1 of 2 claims of Section 5.4 holds on this data"
-    assert lead(curve_claims=CLAIMS[1:2]) == "0 of 1 claim of Figure 4 hold on this data"
+    assert lead(curve_claims=CLAIMS[1:2]) == "0 of 1 claim of Figure 4 holds on this data"
     assert lead() == "there are no figures to tell of"
 
 
@@ -328,7 +331,7 @@ def test_page_tells_everything_in_order(whole: Reproduction, tmp_path: Path) -> 
         "All training together took 1,234 seconds",
         '<th scope="col" class="words">figures</th>',
     ):
-        assert part.replace("orange", "\norange") in text or part in text
+        assert part in text
 
 
 @pytest.mark.parametrize(

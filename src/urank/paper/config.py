@@ -7,9 +7,9 @@ defaults below, so that all experiments in one folder can share what was trained
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from urank.clicks.config import ClickConfig
 from urank.config import build, read_toml
@@ -49,6 +49,12 @@ class ExperimentConfig(BaseModel):
     svm: RankSvmConfig = RankSvmConfig()
     baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
     cpbm: CpbmConfig = CpbmConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.simulation.values is not None:
+            raise ValueError("simulation.values must be left out: every click counts 1 in the paper's tables")
+        return self
 
     def same_settings(self, other: ExperimentConfig) -> bool:
         """Whether results of the two can stand side by side."""

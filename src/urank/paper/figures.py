@@ -52,7 +52,8 @@ def curve_claims(found: Sequence[PositionCurve], lambdarank: str, ours: str, ora
     if not {lambdarank, ours, oracle} <= set(by_name):
         return []
     total = {name: float(by_name[name].mean.sum()) for name in (lambdarank, ours, oracle)}
-    steep = {name: float(by_name[name].mean[0] / by_name[name].mean[-1]) for name in (lambdarank, ours, oracle)}
+    last = np.flatnonzero(by_name[oracle].mean)[-1]  # lists may be shorter than there are positions
+    steep = {name: float(by_name[name].mean[0] / by_name[name].mean[last]) for name in (lambdarank, ours, oracle)}
     nearer = abs(np.log(steep[ours] / steep[oracle])) < abs(np.log(steep[lambdarank] / steep[oracle]))
     return [
         Claim(

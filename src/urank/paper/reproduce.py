@@ -70,8 +70,6 @@ def reproduce(
     folder = Path(folder)
     if seeds < 1:
         raise ConfigError(f"seeds must be a whole number from 1 up; got {seeds}")
-    if dataset and dataset not in DATASETS:
-        raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{dataset}'")
     settings = dict(overrides or {})
     if data is not None:
         settings["simulation"] = {**settings.get("simulation", {}), "data": str(data)}
@@ -79,6 +77,7 @@ def reproduce(
         settings["dataset"] = dataset
     configs = {name: read_experiment(name, settings, source) for name in what}
     config = next(iter(configs.values()))
+    _check_dataset(config)
     _check_methods(configs)
     _claim(folder, config)
     names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
@@ -86,11 +85,23 @@ def reproduce(
     return _assemble(folder, configs, seeds)
 
 
+def _check_dataset(config: ExperimentConfig) -> None:
+    if config.dataset and config.dataset not in DATASETS:
+        raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{config.dataset}'")
+    if config.dataset and config.simulation.data is None:
+        raise ConfigError(f"dataset says what the data is, so data must be given; got '{config.dataset}' alone")
+
+
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
     for experiment, config in configs.items():
         unknown = next((name for name in config.methods if name not in METHODS and name not in STEPS), None)
         if unknown is not None:
             raise ConfigError(f"methods of {experiment} must be some of {', '.join(METHODS)}; got '{unknown}'")
+        if not any(name in METHODS for name in config.methods):
+            raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(METHODS)}")
+        own = read_experiment(experiment).methods
+        if experiment == "table2" and set(config.methods) != set(own):
+            raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
 
 
 def _claim(folder: Path, config: ExperimentConfig) -> None:
@@ -98,10 +109,11 @@ def _claim(folder: Path, config: ExperimentConfig) -> None:
     path = folder / SETTINGS
     if path.is_file():
         earlier = build(ExperimentConfig, read_toml(path), str(path))
-        if not earlier.same_settings(config):
+        if earlier.same_settings(config):
+            return
+        if any(folder.glob("seed-*/candidates.parquet")):  # else nothing was made by those settings
             raise ConfigError(f"{folder} holds results of other settings (see its {SETTINGS}); choose another folder")
-        return
-    if folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(not each.name.startswith(f".{SETTINGS}.") for each in folder.iterdir()):
         raise ConfigError(f"{folder} holds something else (it has no {SETTINGS}); choose another folder")
     with new_file(path) as working:
         working.write_text(_to_toml(config), encoding="utf-8")

@@ -144,6 +144,7 @@ class Reproduction:
             "architecture_claims": [_plain(vars(claim)) for claim in self.architecture_claims],
             "curves": [_plain(vars(curve)) for curve in self.curves],
             "curve_claims": [_plain(vars(claim)) for claim in self.curve_claims],
+            "example": _plain(vars(self.example)) if self.example is not None else None,
             "versions": dict(self.versions),
             "seconds": self.seconds,
         }

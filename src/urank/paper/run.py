@@ -7,8 +7,10 @@ a folder that appears when it is complete. So a run that was killed goes on wher
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -77,16 +79,14 @@ def run_steps(
         UrankError: as soon as a step fails; what was done stays.
     """
     steps = list(steps)
+    for seed in {step.seed for step in steps}:
+        Trial(seed_folder(folder, seed), config.seeded(seed)).sweep()
     left = _missing(folder, config, steps)
     workers = min(workers or os.cpu_count() or 1, max(len(left), 1))
     total = sum(needs_of(step.name)[1] for step in steps)
     book = _Book(folder, config, steps, left, total, report)
     if workers == 1:
-        while left:
-            step = book.next()
-            assert step is not None  # noqa: S101 - nothing is running, so something can
-            run_step(book.trial(step), step.name, book.told(0, step))
-            book.finish(step)
+        _in_this_process(book)
     else:
         _in_processes(book, workers)
     for seed in {step.seed for step in steps}:
@@ -157,6 +157,21 @@ class _Book:
         return tell
 
 
+def _in_this_process(book: _Book) -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker: sums in another order would end with other bits
+    try:
+        while book.left:
+            step = book.next()
+            assert step is not None  # noqa: S101 - nothing is running, so something can
+            run_step(book.trial(step), step.name, book.told(0, step))
+            book.finish(step)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _in_processes(book: _Book, workers: int) -> None:
     context = get_context("spawn")
     pool: dict[Connection, SpawnProcess] = {}
@@ -199,6 +214,7 @@ def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> Non
     """What a worker does: steps, one after another, as they are sent."""
     import torch  # in the worker, which has a core to itself
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one who sends, who ends this process
     torch.set_num_threads(1)
     last = 0.0
 
@@ -208,16 +224,16 @@ def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> Non
             last = time.monotonic()
             connection.send(("report", name, done, total, note))
 
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the one who sends is gone
+        while True:
             step = connection.recv()
-        except EOFError:  # the one who sends is gone
-            return
-        try:
-            run_step(Trial(seed_folder(folder, step.seed), config.seeded(step.seed)), step.name, report)
-        except UrankError as error:
-            connection.send(("failed", str(error)))
-        except BrokenPipeError:
-            return
-        else:
-            connection.send(("done",))
+            try:
+                run_step(Trial(seed_folder(folder, step.seed), config.seeded(step.seed)), step.name, report)
+            except ConnectionError:
+                raise
+            except UrankError as error:
+                connection.send(("failed", str(error)))
+            except OSError as error:
+                connection.send(("failed", f"{error.filename or 'a file'}: {error.strerror or error}"))
+            else:
+                connection.send(("done",))

@@ -149,9 +149,22 @@ class Trial:
         with new_file(self.path(name)) as working:
             frame.write_parquet(working)
 
+    def sweep(self) -> None:
+        """Remove what a killed run left half-written; the states from which training goes on stay."""
+        for path in (*self.folder.glob(".*.*"), *self.folder.glob("results/.*.*")):
+            _remove(path)
+
     def clean(self) -> None:
-        """Remove what methods learned from; it can be made again."""
-        shutil.rmtree(self.folder / "data", ignore_errors=True)
+        """Remove what methods learned from and the states of their training; it can be made again."""
+        for path in (self.folder / "data", *self.folder.glob(".*")):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def judged(candidates: pl.DataFrame, position: NDArray[np.int64]) -> pl.DataFrame:

@@ -159,7 +159,7 @@ def _claims_that_hold(reproduction: Reproduction) -> Iterator[str]:
     (source, holds), *others = told
     counts = [f"{holds.count(True)} of {counted(len(holds), 'claim', 'claims')} of {source}"]
     counts += [f"{holds.count(True)} of {len(holds)} of {source}" for source, holds in others]
-    verb = "holds" if len(told) == 1 and holds.count(True) == 1 else "hold"
+    verb = "holds" if len(told) == 1 and 1 in (holds.count(True), len(holds)) else "hold"
     listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
     untold = sum(holds.count(None) for _, holds in told)
     yield f"{listed} {verb} on this data" + (f" ({untold} cannot be told)" if untold else "")

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -40,7 +41,7 @@ def clicks_plot(rows: Sequence[Row]) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     for place, row in enumerate(rows):
         _bar(axes, place, row)
-    keys = [_kind_patch(kind) for kind in _KINDS if any(row.kind == kind for row in rows)]
+    keys: list[Artist] = [_kind_patch(kind) for kind in _KINDS if any(row.kind == kind for row in rows)]
     baseline = best_baseline(rows)
     if baseline is not None:
         line = axes.axvline(clicks_of(baseline), color=_INK, linestyle=":", linewidth=1, label="best baseline")
@@ -157,7 +158,7 @@ def _panel(axes: Axes, example: ListExample, method: str) -> AxesImage:
     axes.set_xticks(range(1, K + 1))
     axes.set_xlabel("position")
     step = ceil(items / _MOST_LABELLED)
-    names = [_item_label(name, label) for name, label in zip(example.items, example.label, strict=True)]
+    names = [_item_label(str(name), label) for name, label in zip(example.items, example.label, strict=True)]
     axes.set_yticks(range(0, items, step), names[::step], fontsize="small" if numbered(example) else "x-small")
     axes.tick_params(length=0)
     return image

@@ -34,13 +34,13 @@ CLICKS = "#Click"
 _DECIMALS = {"CTR": 4}
 _HOLDS = {True: "yes", False: "no", None: "cannot be told"}
 _AUC = {
-    "AUC, train": "train",
-    "AUC, test": "test",
-    "AUC, validation": "valid",
-    CLICKS: "clicks",
-    "CTR": "ctr",
+    "AUC, train": ("train", "train"),
+    "AUC, test": ("test", "test"),
+    "AUC, validation": ("valid", "valid"),
+    CLICKS: ("clicks", CLICKS),
+    "CTR": ("ctr", "CTR"),
 }
-"""The columns of Table 2, and what an `AucRow`, its deviations and its published figures call them."""
+"""The columns of Table 2: where an `AucRow` has them, and what its deviations and published figures call them."""
 
 
 def performance_table(rows: Sequence[Row]) -> Table:
@@ -49,7 +49,8 @@ def performance_table(rows: Sequence[Row]) -> Table:
     for metric in METRICS:
         best = highest(rows, metric)
         columns[metric] = [_performance_cell(row, metric, bold=row in best) for row in rows]
-        columns |= _published(metric, metric, rows)
+        for head, cells in _published(metric, metric, rows).items():
+            columns[head] = [_oracle_in_italics(row, cell) for row, cell in zip(rows, cells, strict=True)]
     return _by_columns(columns)
 
 
@@ -115,21 +116,23 @@ def _oracle_in_italics(row: Row, shown: str) -> str:
 def architecture_table(architectures: Sequence[AucRow]) -> Table:
     """Table 2: how well each architecture of the click model tells clicks, and what U-rank earns on it."""
     columns = {"architecture": [row.name for row in architectures]}
-    for head, key in _AUC.items():
-        columns[head] = [_auc_cell(row, head, key) for row in architectures]
+    for head, (where, key) in _AUC.items():
+        values = [float(getattr(row, where)) for row in architectures]
+        deviations = [row.deviation.get(key, nan) for row in architectures]
+        columns[head] = [
+            figure_text(head, value) + _spread(head, value, deviation)
+            for value, deviation in zip(values, deviations, strict=True)
+        ]
         columns |= _published(head, key, architectures)
     return _by_columns(columns)
 
 
 def compact_architecture_table(architectures: Sequence[AucRow]) -> Table:
     """Table 2 for a terminal: the means."""
-    columns = {head: [figure_text(head, getattr(row, key)) for row in architectures] for head, key in _AUC.items()}
+    columns = {
+        head: [figure_text(head, getattr(row, where)) for row in architectures] for head, (where, _) in _AUC.items()
+    }
     return _by_columns({"architecture": [row.name for row in architectures]} | columns)
-
-
-def _auc_cell(row: AucRow, head: str, key: str) -> str:
-    value: float = getattr(row, key)
-    return figure_text(head, value) + _spread(head, value, row.deviation.get(key, nan))
 
 
 def _published(head: str, key: str, rows: Sequence[Row] | Sequence[AucRow]) -> dict[str, list[str]]:
