@@ -89,7 +89,7 @@ def _fold(folder: Path, fold: int, *, quick: bool) -> dict[str, float]:
         epochs=5 if quick else 100, learning_rate=1e-2, batch_lists=32, patience=5, weight_decay=0.0
     )
     svm = min(
-        (fit_ranksvm(dataset, featurizer, gain, RankSvmConfig(c=c, training=linear)) for c in (0.01, 0.1, 1.0)),
+        (fit_ranksvm(dataset, featurizer, gain, RankSvmConfig(c=c, training=linear)) for c in (1e-4, 1e-3, 1e-2, 1e-1)),
         key=lambda fit: -_ndcg(letor[1], lambda inputs: fit[0].score(inputs, np.ones(len(inputs), np.float32))),
     )[0]
     network = fit_lambdarank(dataset, featurizer, gain, RankerConfig(hidden=(64, 32), dropout=0.3, training=small))[0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from urank.log.lists import positions_by_score
-from urank.losses import Form, swap_derivatives, swap_loss, swaps
+from urank.losses import Form, hinge_loss, softmax_loss, swap_derivatives, swap_loss, swaps
 from urank.matching import match
 from urank.utility import delta_utility, earned
 
@@ -172,3 +172,50 @@ def test_repeated_steps_come_near_the_best_order() -> None:
     reached = earned(gains, positions_by_score(scores.detach().numpy())).sum()
     assert by_first < reached <= best
     assert reached >= 0.98 * best
+
+
+# Other rankers
+
+
+@given(cases())
+def test_hinge_loss(case: Case) -> None:
+    """Both sums as they are written."""
+    weight = np.round(case.gains[..., 0], 0) * case.where
+    n, (scores, where) = case.scores.shape[1], (torch.from_numpy(case.scores), torch.from_numpy(case.where))
+    for graded in (False, True):
+        expected = []
+        for b in range(len(case.scores)):
+            total = 0.0
+            for i in range(n):
+                for j in range(n):
+                    if not (case.where[b, i] and case.where[b, j]) or i == j:
+                        continue
+                    hinge = max(0.0, 1 - (case.scores[b, i] - case.scores[b, j]))
+                    if graded:
+                        total += hinge * (weight[b, i] > weight[b, j])
+                    else:
+                        total += hinge * weight[b, i]
+            expected.append(total)
+        found = hinge_loss(scores, torch.from_numpy(weight), where=where, graded=graded)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-9)
+
+
+@given(cases())
+def test_softmax_loss(case: Case) -> None:
+    """−Σ w log(e^s / Σ e^s) over the items that are there; gradients are finite beside padding."""
+    weight = case.gains[..., 0]
+    scores = torch.from_numpy(case.scores).requires_grad_()
+    found = softmax_loss(scores, torch.from_numpy(weight), where=torch.from_numpy(case.where))
+    expected = []
+    for b, there in enumerate(case.where):
+        share = np.exp(case.scores[b, there]) / np.exp(case.scores[b, there]).sum()
+        expected.append(-(weight[b, there] * np.log(share)).sum())
+    np.testing.assert_allclose(found.numpy(force=True), expected, atol=1e-9)
+    found.sum().backward()
+    assert scores.grad is not None
+    assert torch.isfinite(scores.grad).all()
+    # d/ds_i of the loss of a list: share_i Σ w − w_i
+    for b, there in enumerate(case.where):
+        share = np.exp(case.scores[b, there]) / np.exp(case.scores[b, there]).sum()
+        gradient = share * weight[b, there].sum() - weight[b, there]
+        np.testing.assert_allclose(scores.grad[b, there].numpy(), gradient, atol=1e-9)

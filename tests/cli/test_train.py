@@ -158,7 +158,7 @@ def test_no_ranker(folder: Path, tmp_path: Path, command: Any) -> None:
         (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'vector'"),
         (("--calibration", "magic"), "clicks.calibration in the model: input should be 'none'"),
         (("--device", "abacus"), "clicks.training.device in the model: input should be 'auto'"),
-        (("--ranker", "magic"), "ranker in the model: input should be 'network', 'trees' or 'none'; got 'magic'"),
+        (("--ranker", "magic"), "ranker in the model: input should be 'network', 'trees', 'lambdarank', "),
         (("--method", "magic"), "method in the model: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
         (("--target", "truth"), "scorer.target in the model: input should be 'model', 'counterfactual' or 'blend'"),
         (("--form", "best"), "scorer.form in the model: input should be 'stable' or 'paper'; got 'best'"),

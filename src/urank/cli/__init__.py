@@ -15,6 +15,7 @@ from urank.cli.curves import curves_command
 from urank.cli.evaluate import evaluate_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
+from urank.cli.propensity import propensity_command
 from urank.cli.rank import rank_command
 from urank.cli.reproduce import reproduce_command
 from urank.cli.run import run_command
@@ -55,6 +56,7 @@ app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("rank")(rank_command)
 app.command("curves")(curves_command)
+app.command("propensity")(propensity_command)
 app.command("reproduce")(reproduce_command)
 
 

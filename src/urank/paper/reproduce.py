@@ -100,7 +100,7 @@ def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
         if not any(name in METHODS for name in config.methods):
             raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(METHODS)}")
         own = read_experiment(experiment).methods
-        if experiment == "table2" and set(config.methods) != set(own):
+        if experiment == "table2" and config.methods != own:
             raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
 
 

@@ -42,7 +42,7 @@ class CpbmConfig(BaseModel):
         "query", description="x: the mean of the features over the list, as in the paper, or the item's own features"
     )
     hidden: tuple[int, ...] = Field((32,), min_length=1, description="sizes of the hidden layers of both networks")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units left out at each step")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of hidden units left out at each step")
     training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, weight_decay=1e-2)
     seed: int = Field(0, ge=0, description="of all random numbers")
 

@@ -26,19 +26,22 @@ from urank.log.interventions import ranges
 from urank.progress import Report, silent
 from urank.propensity.inputs import fit_featurizer
 from urank.propensity.model import Curve
-from urank.trees import Floats, GrowthConfig, binned
+from urank.trees import MAX_LEAVES, Floats, GrowthConfig, binned
 
 __all__ = ["EmConfig", "Observed", "e_step", "examination_of", "fit_em"]
 
 Doubles = NDArray[np.float64]
 
-START = 0.5
+START = 0.9
+"""Examination at position 1 in the beginning; from 1 it could not move, and no other position could rise above it."""
 
 
 class EmConfig(GrowthConfig):
     """What decides how the trees grow."""
 
     learning_rate: float = Field(0.3, gt=0, le=1, description="weight of each tree")
+    leaves: int = Field(15, ge=2, le=MAX_LEAVES, description="leaves of a tree at most")
+    min_data_in_leaf: int = Field(200, ge=1, description="impressions that a leaf must hold")
     inner_steps: int = Field(5, ge=1, description="EM steps of the curve, which are cheap, before each tree")
     early_stopping: int = Field(
         20, ge=1, description="stop after so many trees without a better log loss on the valid split"
@@ -127,7 +130,7 @@ def _observed(dataset: Dataset, split: str) -> Observed:
 
 @dataclass(eq=False)
 class _Curves:
-    """The curve before each tree; all start from 1/k."""
+    """The curve before each tree; the first comes from 0.9/k."""
 
     positions: int
     before: list[Doubles] = field(default_factory=list)

@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.clicks.model import at_positions
-from urank.log.dataset import Block
+from urank.log.dataset import Block, Dataset
 
-__all__ = ["Curve", "Known", "Propensity", "inverse_propensity"]
+__all__ = ["Curve", "Known", "Propensity", "inverse_propensity", "spread"]
 
 CLIP = 100.0
 """The most that one click counts, unless told otherwise: an examination below 1 % counts as 1 %."""
+
+
+MOST_ROWS = 200_000
 
 
 class Propensity(Protocol):
@@ -87,3 +90,20 @@ def inverse_propensity(propensity: Propensity, block: Block, *, clip: float = CL
     """
     examined = at_positions(propensity.examination(block), block.column("position").astype(np.int64))
     return np.asarray(np.minimum(1 / np.maximum(examined, 1e-12), clip))
+
+
+def spread(
+    propensity: Propensity, dataset: Dataset, split: str, *, levels: Sequence[float]
+) -> tuple[NDArray[np.float64], ...]:
+    """The mean examination `[K]` over the items shown in a split, and its quantiles `[K]` at each of the levels.
+
+    Blocks of lists are looked at until there are 200,000 items.
+    """
+    columns = list(propensity.columns) or ["position"]
+    tables: list[NDArray[np.float64]] = []
+    for block in dataset.blocks(split, columns):
+        tables.append(propensity.examination(block))
+        if sum(len(table) for table in tables) >= MOST_ROWS:
+            break
+    table = np.concatenate(tables)
+    return table.mean(axis=0), *np.quantile(table, levels, axis=0)

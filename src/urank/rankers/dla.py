@@ -27,13 +27,23 @@ from urank.training import History, mean_loss, seeded, train
 __all__ = ["DualNetwork", "dual_weights", "fit_dla"]
 
 
+PACE = 20.0
+"""A step of Adam moves a number by about its learning rate, whatever the gradient. So small a step is right for the
+weights of a network, but the K numbers of g would need thousands of them; they are kept divided by this."""
+
+
 class DualNetwork(nn.Module):
-    """The two models: `scorer` gives f, `places` is the log of g up to a constant."""
+    """The two models: `scorer` gives f, `places` the log of g up to a constant."""
 
     def __init__(self, scorer: ScoreNetwork, positions: int) -> None:
         super().__init__()
         self.scorer = scorer
-        self.places = nn.Parameter(torch.zeros(positions))
+        self.slow_places = nn.Parameter(torch.zeros(positions))
+
+    @property
+    def places(self) -> Tensor:
+        """log g(k) `[K]`."""
+        return PACE * self.slow_places
 
     def curve(self) -> Curve:
         """The examination that it learned, relative to position 1."""

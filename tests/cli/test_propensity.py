@@ -1,0 +1,85 @@
+"""`urank propensity`: a table for people, JSON for machines, a file for `urank train`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from urank.propensity.cpbm import Contextual
+from urank.propensity.files import load_propensity
+from urank.propensity.model import Curve
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+    from simulated import Small
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Swaps in all lists."""
+    from simulated import make
+
+    folder = tmp_path_factory.mktemp("propensity")
+    settings = {"queries": 150, "sessions": 6, "features": 4, "positions": 4, "candidates": 4, "epsilon": 0.5}
+    return make(folder, user="pbm", randomise="swap", randomise_share=0.9, **settings)
+
+
+def test_table_and_file(command: Command, log: Small, tmp_path: Path) -> None:
+    ended = command("propensity", log.dataset.folder, "--method", "randomised", "-o", tmp_path / "curve.json")
+    assert ended.code == 0, ended
+    head, first, *rest = ended.stdout.splitlines()
+    assert head.split() == ["position", "examination", "standard", "error"]
+    assert first.split() == ["1", "1.000", "0.000", "█" * 12]
+    assert [line.split()[0] for line in rest[:3]] == ["2", "3", "4"]
+    assert rest[-1] == f"The propensity is in {tmp_path / 'curve.json'}"
+    curve = load_propensity(tmp_path / "curve.json")
+    assert isinstance(curve, Curve)
+    assert curve.name == "randomised"
+
+
+def test_policies(command: Command, log: Small) -> None:
+    chosen = ("propensity", log.dataset.folder, "--method", "randomised", "--json", "--policy")
+    all_lists = json.loads(command(*chosen[:-1]).stdout)
+    one = json.loads(command(*chosen, "logger-1+swap").stdout)
+    both = json.loads(command(*chosen, "logger-1+swap", "--policy", "logger-2+swap").stdout)
+    assert both == all_lists
+    assert one["examination"] != both["examination"]
+    assert one["error"][1] > both["error"][1]
+
+
+def test_raw_logs_are_prepared_first(command: Command, log: Small) -> None:
+    ended = command("propensity", log.folder / "log.parquet", "--method", "harvest", "--drop", "f1", "--json")
+    told = json.loads(ended.stdout)
+    assert told["method"] == "harvest"
+    assert len(told["examination"]) == 4
+    assert told["error"] is None
+
+
+def test_context(command: Command, log: Small, tmp_path: Path) -> None:
+    ended = command("propensity", log.dataset.folder, "--method", "cpbm", "--seed", 1, "-o", tmp_path / "model")
+    assert ended.code == 0, ended
+    assert ended.stdout.splitlines()[0].split() == ["position", "examination", "10", "%", "90", "%"]
+    model = load_propensity(tmp_path / "model")
+    assert isinstance(model, Contextual)
+    assert model.config.seed == 1
+
+
+def test_quiet(command: Command, log: Small) -> None:
+    ended = command("propensity", log.dataset.folder, "--method", "em", "--quiet")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_refusals(command: Command, log: Small, tmp_path: Path) -> None:
+    folder = log.dataset.folder
+    assert command("propensity", folder, "--method", "magic").refusal == (
+        "--method must be one of randomised, harvest, cpbm, em; got 'magic'"
+    )
+    assert "is prepared already" in command("propensity", folder, "--method", "em", "--drop", "f1").refusal
+    assert "policies belong" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
+    assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--policy", "a").refusal
+    assert "nowhere" in command("propensity", tmp_path / "nowhere", "--method", "em").refusal
+    refused = command("propensity", folder, "--method", "harvest", "-o", tmp_path).refusal
+    assert refused == f"{tmp_path} is a folder; a file name is needed"

@@ -1,0 +1,265 @@
+"""The steps of an experiment: what is needed comes first, what is there is not made again, whatever was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import tomli_w
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paper.tiny import FEW, QUICK, TINY, config, half_written
+from urank.errors import UrankError
+from urank.paper import run as running
+from urank.paper.methods import METHODS, STEPS, needs_of
+from urank.paper.run import Step, run_steps, seed_folder, steps_for
+from urank.paper.trial import Trial
+from urank.progress import Report
+
+NAMES = (*METHODS, *STEPS)
+
+
+# --- which steps, and when -----------------------------------------------------------------------------------------
+
+
+def test_what_is_needed_comes_along() -> None:
+    assert {step.name for step in steps_for(["urank"], [0])} == {"data", "clicks", "urank"}
+    assert {step.name for step in steps_for(["auc-vector"], [0])} == {"data", "clicks-vector", "auc-vector"}
+    assert {step.name for step in steps_for(["svm-cpbm", "km"], [0])} == {"data", "cpbm", "svm-cpbm", "km"}
+    many = steps_for(["km", "urank", "km"], [0, 2])
+    assert len(many) == len(set(many)) == 2 * len({"data", "clicks", "urank", "km"})
+    assert {step.seed for step in many} == {0, 2}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_need_is_a_step(name: str) -> None:
+    needs, cost = needs_of(name)
+    assert set(needs) <= set(STEPS)
+    assert cost > 0
+    assert name == "data" or "data" in needs
+
+
+class _Watched(running._Book):
+    """A book over a folder that is not there."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        total = sum(needs_of(step.name)[1] for step in steps)
+        super().__init__(Path("/nowhere"), config(), steps, list(steps), total, lambda *_: None)
+
+
+@given(
+    st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+)
+def test_nothing_starts_before_what_it_needs(names: list[str], seeds: int, workers: int, random: object) -> None:
+    """Workers that take what the book gives and finish in any order."""
+    steps = steps_for(names, range(seeds))
+    book = _Watched(steps)
+    done: set[Step] = set()
+    started: list[Step] = []
+    while book.left or book.running:
+        while len(book.running) < workers and (step := book.next()) is not None:
+            assert {Step(step.seed, need) for need in needs_of(step.name)[0]} <= done
+            started.append(step)
+        assert book.running, "all workers wait and nothing runs"
+        finished = random.choice(sorted(book.running, key=str))  # type: ignore[attr-defined]
+        book.finish(finished)
+        done.add(finished)
+    assert sorted(started, key=str) == sorted(steps, key=str)
+    assert book.done == pytest.approx(book.total)
+
+
+# --- real runs -----------------------------------------------------------------------------------------------------
+
+
+def positions(folder: Path, seed: int = 0) -> dict[str, pl.DataFrame]:
+    """What each method did, but for the time it took."""
+    found = sorted(seed_folder(folder, seed).glob("results/*.parquet"))
+    return {path.stem: pl.read_parquet(path).drop("seconds") for path in found}
+
+
+def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path) -> None:
+    """Also where torch would have more threads than a worker has."""
+    steps, threads = steps_for(FEW, range(1)), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run_steps(tmp_path / "one", config(), steps, workers=1)
+        assert torch.get_num_threads() == 2
+        run_steps(tmp_path / "two", config(), steps, workers=2)
+    finally:
+        torch.set_num_threads(threads)
+    one, two = positions(tmp_path / "one"), positions(tmp_path / "two")
+    assert sorted(one) == sorted(two) == sorted(FEW)
+    for name in FEW:
+        assert one[name].equals(two[name]), name
+    weights = [tmp_path / name / "seed-0/clicks/member-0.safetensors" for name in ("one", "two")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    for name in ("one", "two"):
+        assert half_written(tmp_path / name) == []
+        assert not (tmp_path / name / "seed-0" / "data").exists()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The steps that this process did."""
+    names: list[str] = []
+    run_step = running.run_step
+
+    def watched(trial: Trial, name: str, report: Report) -> None:
+        names.append(name)
+        run_step(trial, name, report)
+
+    monkeypatch.setattr(running, "run_step", watched)
+    yield names
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path, ran: list[str]) -> None:
+    steps = steps_for(["svm-none", "km"], [0])
+    run_steps(tmp_path, config(), steps, workers=1)
+    assert sorted(ran) == ["data", "km", "svm-none"]
+    before = positions(tmp_path)
+    ran.clear()
+    run_steps(tmp_path, config(), steps, workers=1)
+    assert ran == []
+
+    results = tmp_path / "seed-0" / "results"
+    times = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
+    (results / "km.parquet").unlink()
+    run_steps(tmp_path, config(), steps, workers=1)
+    assert ran == ["data", "km"]
+    assert (results / "svm-none.parquet").stat().st_mtime_ns == times["svm-none.parquet"]
+    assert positions(tmp_path)["km"].equals(before["km"])
+
+    # Another experiment uses what was trained.
+    ran.clear()
+    run_steps(tmp_path, config(), steps_for(["svm-none", "lambdarank-none"], [0]), workers=1)
+    assert ran == ["data", "lambdarank-none"]
+
+
+def test_progress_ends_with_all_of_it(tmp_path: Path) -> None:
+    told: list[tuple[str, float, float | None]] = []
+    run_steps(tmp_path, config(), steps_for(["km"], [0]), workers=1, report=lambda *each: told.append(each[:3]))  # type: ignore[arg-type]
+    total = needs_of("data")[1] + needs_of("km")[1]
+    mine = [(done, of) for name, done, of in told if name == "all steps"]
+    assert mine[0] == (0, pytest.approx(total))
+    assert mine[-1] == (pytest.approx(total), pytest.approx(total))
+    assert [done for done, _ in mine] == sorted(done for done, _ in mine)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_that_fails_is_one_sentence(tmp_path: Path, workers: int) -> None:
+    absent = config(simulation={**TINY["simulation"], "data": str(tmp_path / "absent.txt")})
+    with pytest.raises(UrankError, match=r"absent\.txt") as failed:
+        run_steps(tmp_path / "run", absent, steps_for(["km", "svm-none"], [0]), workers=workers)
+    assert "\n" not in str(failed.value)
+    assert not list((tmp_path / "run").rglob("*"))
+    # The same folder does for the data that is there.
+    run_steps(tmp_path / "run", config(), steps_for(["km"], [0]), workers=1)
+    assert list(positions(tmp_path / "run")) == ["km"]
+
+
+def test_what_was_done_before_a_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> None:
+    real = running.run_step
+
+    def fails(trial: Trial, name: str, report: Report) -> None:
+        if name == "km":
+            raise UrankError("no more")
+        real(trial, name, report)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "run_step", fails)
+        with pytest.raises(UrankError, match="no more"):
+            run_steps(tmp_path, config(), steps_for(["svm-none", "km"], [0]), workers=1)
+    assert list(positions(tmp_path)) == ["svm-none"]
+    ran.clear()
+    run_steps(tmp_path, config(), steps_for(["svm-none", "km"], [0]), workers=1)
+    assert ran == ["km"]  # the data was still there
+
+
+def test_a_worker_that_dies_is_told_of(tmp_path: Path) -> None:
+    """Killed from outside, as a system short of memory does."""
+    killed = False
+
+    def kill(name: str, done: float, total: float | None, note: str = "", /) -> None:
+        nonlocal killed
+        if not killed and name.startswith("worker") and "clicks" in note:
+            killed = True
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for child in children:
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+    long = config(clicks={"families": ["monotone"], "training": {"epochs": 5000, "reductions": 5000}})
+    with pytest.raises(UrankError, match=r"seed 0, clicks.* ended without a word"):
+        run_steps(tmp_path, long, steps_for(["ctr1", "km"], [0]), workers=2, report=kill)
+    assert killed
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """The command line, killed while it trains: the same command goes on, and ends as a run that nobody killed."""
+    training = {"epochs": 6, "batch_lists": 4}
+    settings = {**TINY, "methods": ["svm-none", "ctr1", "km"], "clicks": {**TINY["clicks"], "training": training}}
+    settings["simulation"] = {**TINY["simulation"], "sessions": 20}
+    file, output = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(settings))
+    command = [sys.executable, "-m", "urank", "reproduce", "table1", "-o", output, "--config", file, "--seeds", 1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = [*map(str, command), "--workers", "2", "--quiet"]
+    process = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    state = output / "seed-0" / ".clicks" / "run.txt"
+    while not state.exists():
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # the workers too
+    process.wait()
+    assert not (output / "seed-0" / "clicks").exists()
+    assert not (output / "report.html").exists()
+    (output / "seed-0" / ".data.half").mkdir()  # as if it had been killed a little earlier
+
+    again = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert half_written(output) == []
+    assert (output / "report.html").is_file()
+    assert not (output / "seed-0" / "data").exists()
+
+    run_steps(tmp_path / "whole", config(**settings), steps_for(["svm-none", "ctr1", "km"], [0]), workers=1)
+    one, other = positions(output), positions(tmp_path / "whole")
+    assert sorted(one) == sorted(other) == ["ctr1", "km", "svm-none"]
+    assert all(one[name].equals(other[name]) for name in one)
+
+
+def test_workers_end_with_the_one_who_sends(tmp_path: Path) -> None:
+    """The parent alone is killed: its workers notice by themselves, and say nothing."""
+    settings = {**TINY, "methods": ["ctr1", "km"]}
+    settings["clicks"] = {"families": ["monotone"], "training": {**QUICK, "epochs": 5000, "reductions": 5000}}
+    file, output = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(settings))
+    command = [sys.executable, "-m", "urank", "reproduce", "table1", "-o", output, "--config", file, "--seeds", 1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "errors.txt").open("w") as errors:
+        process = subprocess.Popen([*map(str, command), "--workers", "2"], env=environment, stderr=errors)
+        while not (output / "seed-0" / ".clicks" / "run.txt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        assert len(children) >= 2
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a worker goes on for nobody"
+        time.sleep(0.05)
+    assert (tmp_path / "errors.txt").read_text() == ""

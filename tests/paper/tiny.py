@@ -1,0 +1,54 @@
+"""An experiment that takes seconds: few queries, and networks that are hardly trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from urank.paper.config import ExperimentConfig, read_experiment
+from urank.paper.results import METRICS, Kind, Row
+
+__all__ = ["FEW", "QUICK", "TINY", "config", "half_written", "lists", "results", "row"]
+
+QUICK = {"epochs": 2, "batch_lists": 64}
+TINY: dict[str, Any] = {
+    "simulation": {"queries": 60, "sessions": 3, "features": 5, "valid": 0.2, "test": 0.3, "label_share": 0.1},
+    "clicks": {"families": ["monotone"], "training": QUICK},
+    "scorer": {"training": QUICK},
+    "faithful": {"training": QUICK},
+    "svm": {"training": QUICK},
+    "cpbm": {"training": QUICK},
+    "trees": {"trees": 3, "threads": 1},
+}
+FEW = ("svm-none", "lambdarank-truth", "urank", "km")
+
+
+def config(experiment: str = "table1", **settings: Any) -> ExperimentConfig:
+    """The tiny experiment with other settings, table by table."""
+    return read_experiment(experiment, TINY | settings)
+
+
+def half_written(folder: Path) -> list[Path]:
+    """What is there under a name that nothing complete has."""
+    return [path for path in folder.rglob("*") if path.name.startswith(".")]
+
+
+def lists(method: str, clicks: list[float], seed: int = 0, **metrics: list[float]) -> pl.DataFrame:
+    """What a method did on a few queries: its #Click, and the other metrics likewise if they are not given."""
+    values = {name: metrics.get(name, clicks) for name in METRICS}
+    names = [f"q{number}" for number in range(len(clicks))]
+    frame = pl.DataFrame({"query_id": names, **values, "seconds": float(seed + 1)})
+    return frame.select(pl.lit(seed, pl.Int32).alias("seed"), pl.lit(method).alias("method"), pl.all())
+
+
+def results(*parts: pl.DataFrame) -> pl.DataFrame:
+    """All of them in one frame, the queries of each method in an order of its own."""
+    return pl.concat(part.sample(fraction=1, shuffle=True, seed=number) for number, part in enumerate(parts))
+
+
+def row(key: str, clicks: float, kind: Kind = "baseline", **fields: Any) -> Row:
+    """A row of Table 1 whose metrics are all the same."""
+    means = dict.fromkeys(METRICS, clicks)
+    return Row(**{"key": key, "name": key, "kind": kind, "mean": means, "deviation": means, **fields})
