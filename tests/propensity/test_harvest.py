@@ -54,7 +54,9 @@ def test_gradient() -> None:
     for _ in range(3):
         point = rng.normal(size=4 + 6)
         error = check_grad(
-            lambda x: harvest_loss(x, clicked, not_clicked)[0], lambda x: harvest_loss(x, clicked, not_clicked)[1], point
+            lambda x: harvest_loss(x, clicked, not_clicked)[0],
+            lambda x: harvest_loss(x, clicked, not_clicked)[1],
+            point,
         )
         assert error < 1e-6
 

@@ -23,7 +23,7 @@ from urank.simulate.config import SimulationConfig
 
 __all__ = ["EXPERIMENTS", "ExperimentConfig", "read_experiment"]
 
-EXPERIMENTS = ("table1", "table2", "fig-ctr-by-position", "fig-result-list")
+EXPERIMENTS = ("table1", "table2", "fig-ctr-by-position", "fig-result-list", "differences")
 
 
 class ExperimentConfig(BaseModel):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from urank.clicks.config import ClickConfig
 from urank.clicks.fit import fit_clicks, predictions
 from urank.clicks.truth import true_table
 from urank.evaluate.quality import auc_metric
 from urank.files import new_file
+from urank.log.dataset import Block
+from urank.log.lists import pad, positions_by_score, where_items
 from urank.log.split import SPLITS
 from urank.model import load_model, save_model
 from urank.paper.results import Kind
@@ -97,6 +102,27 @@ def _of_table(clicks: str, method: RankingMethod) -> Callable[[Trial, Report], P
     return make
 
 
+@dataclass(frozen=True, eq=False)
+class _SecondSlot:
+    """CTR-1 with the off-by-one of the released code: by the click probability at position 2."""
+
+    model: RankingModel
+    name: str = "CTR-2"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.model.clicks.featurizer.names
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        where = where_items(block.offsets)
+        scores = pad(self.model.log_ctr(block.items)[:, 1], block.offsets)
+        return positions_by_score(scores, where=where)[where]
+
+
+def _second_slot(trial: Trial, report: Report) -> Policy:
+    return _SecondSlot(load_model(trial.path("clicks")))
+
+
 def _oracle_match(trial: Trial, report: Report) -> Policy:
     return TableMatch("KM", true_table(trial.candidates))
 
@@ -136,11 +162,26 @@ METHODS: dict[str, Method] = {
     "urank-trees": Method("U-rank trees", "ours", _urank_trees, ("clicks",), 4.0),
     "urank-match": Method("U-rank matching", "ours", _of_table("clicks", "match"), ("clicks",), 0.1),
     "urank-a1": Method(
-        "A1", "ours", _urank("clicks-vector", lambda trial: trial.config.scorer), ("clicks-vector",), 4.0
+        "U-rank on A1", "ours", _urank("clicks-vector", lambda trial: trial.config.scorer), ("clicks-vector",), 4.0
     ),
     "urank-a2": Method(
-        "A2", "ours", _urank("clicks-position", lambda trial: trial.config.scorer), ("clicks-position",), 4.0
+        "U-rank on A2", "ours", _urank("clicks-position", lambda trial: trial.config.scorer), ("clicks-position",), 4.0
     ),
+    "urank-counterfactual": Method(
+        "U-rank on A1, Eq. 3, stable",
+        "ours",
+        _urank("clicks-vector", lambda trial: trial.config.faithful.model_copy(update={"form": "stable"})),
+        ("clicks-vector",),
+        4.0,
+    ),
+    "urank-printed-model": Method(
+        "U-rank on A1, table, as printed",
+        "ours",
+        _urank("clicks-vector", lambda trial: trial.config.faithful.model_copy(update={"target": "model"})),
+        ("clicks-vector",),
+        4.0,
+    ),
+    "ctr2": Method("CTR-1 of the released code", "baseline", _second_slot, ("clicks",), 0.1),
     "km": Method("KM (oracle model)", "oracle", _oracle_match, cost=0.1),
 }
 

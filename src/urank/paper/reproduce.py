@@ -15,6 +15,7 @@ from urank.config import build, read_toml
 from urank.errors import ConfigError
 from urank.files import new_file
 from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.paper.differences import differences
 from urank.paper.figures import curve_claims, list_example, position_curves
 from urank.paper.methods import METHODS, STEPS
 from urank.paper.published import DATASETS, dataset_name
@@ -146,6 +147,8 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
         found["curve_claims"] = curve_claims(found["curves"], *names)
     if "fig-result-list" in configs:
         found["example"] = list_example(folders[0], results, methods["fig-result-list"])
+    if "differences" in configs:
+        found["differences"] = differences(results, methods["differences"])
     _write(folder / "results.parquet", results)
     first = results.filter(pl.col("method") == every[0])
     return Reproduction(

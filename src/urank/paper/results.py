@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["METRICS", "AucRow", "Claim", "Kind", "ListExample", "PositionCurve", "Reproduction", "Row"]
+__all__ = ["METRICS", "AucRow", "Claim", "Difference", "Kind", "ListExample", "PositionCurve", "Reproduction", "Row"]
 
 METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
 
@@ -76,6 +76,18 @@ class Claim:
     figures: str
 
 
+@dataclass(frozen=True)
+class Difference:
+    """What one change is worth: #Click of a method before and after it, and the p-value of the paired t-test."""
+
+    text: str
+    before: str
+    after: str
+    clicks_before: float
+    clicks_after: float
+    p_value: float
+
+
 @dataclass(frozen=True, eq=False)
 class PositionCurve:
     """A line of Figure 4: the mean true click probability `[K]` at each position, and its deviation over seeds."""
@@ -111,6 +123,7 @@ class Reproduction:
         architectures: Table 2.
         curves: Figure 4.
         example: Figure 3.
+        differences: what U-rank here does otherwise than the paper, and what that is worth.
         settings: as TOML.
         versions: library -> version.
         seconds: that all training took, added up.
@@ -127,6 +140,7 @@ class Reproduction:
     curves: Sequence[PositionCurve] = ()
     curve_claims: Sequence[Claim] = ()
     example: ListExample | None = None
+    differences: Sequence[Difference] = ()
     settings: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -145,6 +159,7 @@ class Reproduction:
             "curves": [_plain(vars(curve)) for curve in self.curves],
             "curve_claims": [_plain(vars(claim)) for claim in self.curve_claims],
             "example": _plain(vars(self.example)) if self.example is not None else None,
+            "differences": [_plain(vars(each)) for each in self.differences],
             "versions": dict(self.versions),
             "seconds": self.seconds,
         }

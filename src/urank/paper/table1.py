@@ -14,7 +14,7 @@ from urank.paper.methods import METHODS
 from urank.paper.published import published_metrics
 from urank.paper.results import METRICS, Claim, Row
 
-__all__ = ["claims", "read_results", "rows"]
+__all__ = ["claims", "query_values", "read_results", "rows"]
 
 
 def read_results(folders: Sequence[Path], keys: Sequence[str]) -> pl.DataFrame:
@@ -68,14 +68,14 @@ def rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -> list[
 
 def _against_all(results: pl.DataFrame, key: str, baselines: Sequence[str], metric: str) -> float:
     """The largest Holm-corrected p-value against the baselines; 1 when some of them is not worse."""
-    own = _values(results, key, metric)
-    differences = [paired(own, _values(results, other, metric)) for other in baselines]
+    own = query_values(results, key, metric)
+    differences = [paired(own, query_values(results, other, metric)) for other in baselines]
     if any(not difference.mean > 0 for difference in differences):
         return 1.0
     return float(np.max(holm([difference.p_value for difference in differences])))
 
 
-def _values(results: pl.DataFrame, key: str, metric: str) -> NDArray[np.float64]:
+def query_values(results: pl.DataFrame, key: str, metric: str) -> NDArray[np.float64]:
     """Of each query of each seed, in an order that all methods share."""
     return results.filter(pl.col("method") == key).sort("seed", "query_id")[metric].to_numpy()
 

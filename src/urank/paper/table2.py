@@ -33,7 +33,7 @@ def architectures(folders: Sequence[Path], found: Sequence[Row], dataset: str = 
         deviation = {split: float(each.std(ddof=1)) if len(each) > 1 else float("nan") for split, each in auc.items()}
         told.append(
             AucRow(
-                name=f"{row.name} ({_FAMILIES[row.key]})",
+                name=f"{row.key[-2:].upper()} ({_FAMILIES[row.key]})",
                 train=float(auc["train"].mean()),
                 test=float(auc["test"].mean()),
                 valid=float(auc["valid"].mean()),

@@ -20,6 +20,7 @@ from urank.report.paper_tables import (
     clicks_of,
     compact_architecture_table,
     compact_table,
+    difference_table,
     figure_text,
     leading_row,
     performance_table,
@@ -74,6 +75,9 @@ def print_reproduction(reproduction: Reproduction, console: Console) -> None:
     _print_claims(reproduction.claims, console)
     if reproduction.architectures:
         console.print(terminal_table(compact_architecture_table(reproduction.architectures)))
+        console.print()
+    if reproduction.differences:
+        console.print(terminal_table(difference_table(reproduction.differences)))
         console.print()
     _print_claims([*reproduction.architecture_claims, *reproduction.curve_claims], console)
     console.print(Text(reproduction_sentence(reproduction), style=_style(reproduction.rows)))
@@ -185,6 +189,10 @@ def reproduction_sections(reproduction: Reproduction) -> list[Section]:
         sections.append(_positions(found))
     if found.example is not None and found.example.positions:
         sections.append(_lists(found.example))
+    if found.differences:
+        told = "One change at a time; p is of the paired t-test on the queries of all seeds together."
+        table = difference_table(found.differences)
+        sections.append(Section("What the differences to the paper are worth", paragraphs=[told], tables=[table]))
     if found.settings or found.versions or found.seconds:
         sections.append(_settings(found))
     return sections

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from urank.paper.results import METRICS
-from urank.report.numbers import UNKNOWN, number
+from urank.report.numbers import UNKNOWN, Units, number, p_text
 from urank.report.tables import Table
 
 if TYPE_CHECKING:
-    from urank.paper.results import AucRow, Claim, Row
+    from urank.paper.results import AucRow, Claim, Difference, Row
 
 __all__ = [
     "CLICKS",
@@ -23,6 +23,7 @@ __all__ = [
     "clicks_of",
     "compact_architecture_table",
     "compact_table",
+    "difference_table",
     "figure_text",
     "highest",
     "leading_row",
@@ -139,6 +140,24 @@ def _published(head: str, key: str, rows: Sequence[Row] | Sequence[AucRow]) -> d
     """A column of what the paper says, where it says anything."""
     found = [row.published.get(key, nan) for row in rows]
     return {f"{head} (paper)": [figure_text(head, each) for each in found]} if any(map(isfinite, found)) else {}
+
+
+def difference_table(found: Sequence[Difference]) -> Table:
+    """What each change is worth."""
+    head = ["change", "from", "to", "#Click before", "after", "gain", "p"]
+    rows = [
+        [
+            each.text,
+            each.before,
+            each.after,
+            figure_text(CLICKS, each.clicks_before),
+            figure_text(CLICKS, each.clicks_after),
+            Units.of(each.clicks_before).change(each.clicks_after - each.clicks_before),
+            p_text(each.p_value),
+        ]
+        for each in found
+    ]
+    return Table(head, rows, words=("from", "to"))
 
 
 def claim_table(claims: Sequence[Claim]) -> Table:
