@@ -25,7 +25,7 @@ from sklearn.svm import LinearSVC
 import urank
 from benchmarks.harness import Bar
 from urank.evaluate.metrics import ndcg_metric
-from urank.features import Featurizer, Inputs
+from urank.features import Featurizer, Inputs, fit_featurizer
 from urank.log.dataset import Dataset
 from urank.log.letor import Letor, read_letor
 from urank.log.lists import list_ids, pad, positions_by_score, where_items
@@ -80,8 +80,7 @@ def _fold(folder: Path, fold: int, *, quick: bool) -> dict[str, float]:
     parts = [DATA / f"S{1 + (fold + n) % FOLDS}.txt" for n in range(FOLDS)]
     letor = [read_letor(parts[:3]), read_letor(parts[3]), read_letor(parts[4])]
     dataset = _dataset(folder, letor)
-    blocks = (block.items for block in dataset.blocks("train", dataset.features))
-    featurizer = Featurizer.fit(blocks, dataset.numeric, [])
+    featurizer = fit_featurizer(dataset)
     scores: dict[str, Score] = {}
     gain = LabelGain()
     small = TrainingConfig(epochs=5 if quick else 100, learning_rate=1e-3, batch_lists=32, patience=8)

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from urank.errors import DataError
+from urank.log.dataset import Dataset
 from urank.scaling import signed_log
 
-__all__ = ["Categorical", "Featurizer", "Inputs", "Numeric"]
+__all__ = ["Categorical", "Featurizer", "Inputs", "Numeric", "fit_featurizer"]
 
 MAX_VOCABULARY = 1_000_000
 
@@ -157,6 +158,21 @@ class Featurizer:
                 Categorical(feature["name"], tuple(feature["vocabulary"])) for feature in values["categorical"]
             ),
         )
+
+
+def fit_featurizer(dataset: Dataset, *, min_count: int = 5) -> Featurizer:
+    """The featurizer of the train split of a log that something is to be learned from.
+
+    Raises:
+        DataError: when there is nothing to learn from, to stop by, or to tell items apart by.
+    """
+    for split in ("train", "valid"):
+        if dataset.rows(split) == 0:
+            raise DataError(f"{dataset.folder} has no {split} queries; prepare it with other shares (--valid, --test)")
+    if not dataset.features:
+        raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
+    blocks = (block.items for block in dataset.blocks("train", dataset.features))
+    return Featurizer.fit(blocks, dataset.numeric, dataset.categorical, min_count=min_count)
 
 
 def _moments(x: NDArray[Any]) -> NDArray[np.float64]:

@@ -74,5 +74,5 @@ def test_what_it_cannot_learn_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no features"):
         fit_em(prepared(tmp_path / "b", log.drop("f1"), valid=0.3))
     gap = log.with_columns(position=pl.col("position") * 2 - 1)
-    with pytest.raises(DataError, match="every position must be shown .*; 2 is not"):
+    with pytest.raises(DataError, match=r"every position must be shown .*; 2 is not"):
         fit_em(prepared(tmp_path / "c", gap, valid=0.3))

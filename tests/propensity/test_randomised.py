@@ -88,7 +88,7 @@ def test_shuffles_without_ranks_take_all_items(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="clicks at position 1 to compare with .* there are none for 1–2"):
+    with pytest.raises(DataError, match=r"clicks at position 1 to compare with .* there are none for 1–2"):
         fit_randomised(prepared(tmp_path / "a", swapped(0, 2)))
     still = swapped(8, 2).with_columns(pl.col("ranked_position").alias("position"))
     with pytest.raises(DataError, match="it never does in the train split"):
@@ -96,5 +96,5 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no such column"):
         fit_randomised(prepared(tmp_path / "c", swapped(8, 2)), policies=["swap"])
     third = swapped(8, 2, policy="swap").with_columns(position=pl.col("position") * 2 - 1)
-    with pytest.raises(DataError, match="needs shows .* there are none for 2"):
+    with pytest.raises(DataError, match=r"needs shows .* there are none for 2"):
         fit_randomised(prepared(tmp_path / "d", third))

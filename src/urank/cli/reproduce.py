@@ -19,9 +19,10 @@ def reproduce_command(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="table1|table2|fig-ctr-by-position|fig-result-list|all",
+            metavar="table1|table2|fig-ctr-by-position|fig-result-list|differences|all",
             help="Which table or figure. **table1**: every ranker and propensity estimate; **table2**: architectures "
-            "of the click model (RQ2); **fig-ctr-by-position**: Figure 4; **fig-result-list**: Figure 3.",
+            "of the click model (RQ2); **fig-ctr-by-position**: Figure 4; **fig-result-list**: Figure 3; "
+            "**differences**: what each change to U-rank as printed is worth.",
         ),
     ],
     output: Annotated[

@@ -19,8 +19,7 @@ from urank.clicks.config import ClickConfig, ClickFamily
 from urank.clicks.gbdt import fit_gbdt
 from urank.clicks.heads import Head, build_network, click_loss
 from urank.clicks.model import ClickModel, Member, NetworkClicks, at_positions, log_mean_exp
-from urank.errors import DataError
-from urank.features import Featurizer
+from urank.features import Featurizer, fit_featurizer
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.stream import Batch, Stream
@@ -67,19 +66,7 @@ def fit_clicks(
         checkpoints: a folder for the state of every training, from which a run that was killed goes on.
         report: told how far it is.
     """
-    if dataset.rows("train") == 0 or dataset.rows("valid") == 0:
-        raise DataError(
-            f"{dataset.folder} has no {'train' if dataset.rows('train') == 0 else 'valid'} queries; "
-            "prepare it with other shares (--valid, --test)"
-        )
-    if not dataset.features:
-        raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
-    featurizer = Featurizer.fit(
-        (block.items for block in dataset.blocks("train", dataset.features)),
-        dataset.numeric,
-        dataset.categorical,
-        min_count=config.min_count,
-    )
+    featurizer = fit_featurizer(dataset, min_count=config.min_count)
     if checkpoints is not None:
         _claim(checkpoints, dataset, config)
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from threading import Thread
 
 from urank.errors import UrankError
 from urank.paper.config import ExperimentConfig
@@ -188,13 +189,14 @@ def _in_processes(book: _Book, workers: int) -> None:
             for connection in pool:
                 if connection not in busy and (step := book.next()) is not None:
                     busy[connection] = step
-                    connection.send(step)
+                    with suppress(ConnectionError):  # whether it still lives is seen below
+                        connection.send(step)
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)  # noqa: S101 - nothing else is waited for
                 step = busy[ready]
                 try:
                     kind, *content = ready.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     raise UrankError(f"{step} ended without a word; it may have run out of memory") from None
                 if kind == "report":
                     book.told(numbers[ready], step)(*content)
@@ -210,11 +212,20 @@ def _in_processes(book: _Book, workers: int) -> None:
             connection.close()
 
 
+def _end_with_parent() -> None:
+    """Do not go on for nobody: another run may have begun in the same folder."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> None:
     """What a worker does: steps, one after another, as they are sent."""
     import torch  # in the worker, which has a core to itself
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one who sends, who ends this process
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     last = 0.0
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from urank.clicks.truth import read_truth
 from urank.evaluate.metrics import average_precision_metric, clicks_metric, ctr_metric, ndcg_metric
-from urank.features import Featurizer
+from urank.features import Featurizer, fit_featurizer
 from urank.files import new_file, new_folder
 from urank.log.dataset import Block, Dataset
 from urank.log.letor import read_letor
@@ -82,8 +82,7 @@ class Trial:
     @cached_property
     def featurizer(self) -> Featurizer:
         """What the baselines see of the features; that of click models is the same."""
-        blocks = (block.items for block in self.dataset.blocks("train", self.dataset.features))
-        return Featurizer.fit(blocks, self.dataset.numeric, self.dataset.categorical)
+        return fit_featurizer(self.dataset)
 
     @property
     def block(self) -> Block:

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from urank.clicks.heads import log1m_exp
-from urank.features import Featurizer
+from urank.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
 from urank.networks import Perceptron, hidden_layers
 from urank.progress import Report, silent
 from urank.propensity.harvest import pair_numbers
-from urank.propensity.inputs import fit_featurizer
 from urank.propensity.pairs import Pairs, check_joined, harvested, weighted_clicks
 from urank.stream import Batch, Lists, MemoryStream
 from urank.training import TrainingConfig, mean_loss, seeded, train

@@ -21,10 +21,10 @@ from pydantic import Field
 from scipy.special import expit, logit
 
 from urank.errors import DataError
+from urank.features import fit_featurizer
 from urank.log.dataset import Dataset
 from urank.log.interventions import ranges
 from urank.progress import Report, silent
-from urank.propensity.inputs import fit_featurizer
 from urank.propensity.model import Curve
 from urank.trees import MAX_LEAVES, Floats, GrowthConfig, binned
 
