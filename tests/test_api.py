@@ -229,7 +229,7 @@ def test_what_is_not_fitted_is_refused(tiny: Small, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"ranker": "magic"}, "ranker in URank: input should be 'network', 'trees' or 'none'; got 'magic'"),
+        ({"ranker": "magic"}, "ranker in URank: input should be 'network', 'trees', 'lambdarank', "),
         ({"method": "magic"}, "method in URank: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
         ({"ranker": "none", "method": "score"}, "method score needs a ranker that gives scores; got ranker 'none'"),
         ({"clicks": {"colour": 1}}, r"clicks\.colour is not a key of URank"),

@@ -151,12 +151,13 @@ def fit_model(
     scorer: Scorer | None = None
     history: History | None = None
     if config.ranker == "network":
-        checkpoint = checkpoints / _checkpoint_name(config.scorer) if checkpoints is not None else None
+        checkpoint = _checkpoint(checkpoints, config.scorer)
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
         scorer, history = fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report)
     elif config.ranker != "none":
-        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, report)
+        checkpoint = _checkpoint(checkpoints, config)
+        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, checkpoint, report)
     if config.method != "auto":
         model = RankingModel(clicks.model, scorer, config.method)
         return ModelFit(model, clicks, history, None, "asked for")
@@ -186,7 +187,7 @@ def fit_model(
 
 
 def _fit_baseline(
-    dataset: Dataset, featurizer: Featurizer, config: UrankConfig, report: Report
+    dataset: Dataset, featurizer: Featurizer, config: UrankConfig, checkpoint: Path | None, report: Report
 ) -> tuple[Scorer, History]:
     """A ranker of another paper, with the propensities that it asks for."""
     asked, seed = config.baseline.propensity, config.scorer.seed
@@ -205,13 +206,16 @@ def _fit_baseline(
         svm=config.svm,
         trees=config.trees,
         propensity=propensity,
+        checkpoint=checkpoint,
         report=report,
     )
 
 
-def _checkpoint_name(config: RankerConfig) -> str:
+def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path | None:
     """Of a scorer, another for other settings; that the folder is of this data and click model, `fit_clicks` checks."""
-    return f"scorer-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}.safetensors"
+    if folder is None:
+        return None
+    return folder / f"scorer-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}.safetensors"
 
 
 def evaluate(

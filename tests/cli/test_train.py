@@ -153,8 +153,36 @@ def test_no_ranker(folder: Path, tmp_path: Path, command: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "family"),
+    [
+        (("--ranker", "ranksvm", "--propensity", "harvest"), "linear"),
+        (("--ranker", "lambdarank", "--learn-from", "relevance"), "network"),
+        (("--ranker", "lambdarank-trees"), "trees"),
+    ],
+)
+def test_rankers_of_other_papers(
+    folder: Path, tmp_path: Path, command: Any, arguments: tuple[object, ...], family: str
+) -> None:
+    (tmp_path / "quick.toml").write_text(QUICK + "[svm]\ntraining = {epochs = 1}\n")
+    flags = ("--config", tmp_path / "quick.toml", "--no-onnx", "--seed", 3, *arguments)
+    result = command("train", folder / "sim" / "log.parquet", "-o", tmp_path / "model", *flags)
+    assert result.code == 0, result
+    assert f"ranks by score: {arguments[1]} ranks by its scores" in " ".join(result.stdout.split())
+    model = load_model(tmp_path / "model")
+    assert model.scorer is not None
+    assert (model.scorer.family, model.method) == (family, "score")
+    manifest = json.loads((tmp_path / "model" / "manifest.json").read_text())
+    assert manifest["config"]["ranker"] == arguments[1]
+    assert manifest["config"]["svm"]["seed"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "quick.toml"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--propensity", "em"), "propensity is for the rankers lambdarank, lambdarank-trees, ranksvm; got 'em' with"),
+        (("--ranker", "ranksvm", "--propensity", "nowhere.json"), "nowhere.json"),
+        (("--ranker", "lambdarank", "--learn-from", "hearsay"), "baseline.learn_from in the model: input should be"),
         (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'vector'"),
         (("--calibration", "magic"), "clicks.calibration in the model: input should be 'none'"),
         (("--device", "abacus"), "clicks.training.device in the model: input should be 'auto'"),

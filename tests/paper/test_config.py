@@ -49,7 +49,7 @@ def test_refusals_are_one_sentence(overrides: dict[str, Any], sentence: str) -> 
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    with pytest.raises(ConfigError, match="an experiment is one of table1, .*; got 'table9'"):
+    with pytest.raises(ConfigError, match=r"an experiment is one of table1, .*; got 'table9'"):
         read_experiment("table9")
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -111,7 +111,7 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The steps that this process did."""
     names: list[str] = []
     run_step = running.run_step
@@ -121,7 +121,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         run_step(trial, name, report)
 
     monkeypatch.setattr(running, "run_step", watched)
-    yield names
+    return names
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path, ran: list[str]) -> None:

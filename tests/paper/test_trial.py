@@ -64,7 +64,7 @@ def test_judged_by_arithmetic() -> None:
 
 def test_a_learner_sees_features_and_clicks_alone(trial: Trial) -> None:
     for dataset in (trial.dataset, trial.swaps):
-        assert dataset.features == ["f1", "f2", "f3", "f4", "f5"]
+        assert dataset.features == [f"f{number}" for number in range(1, 9)]
         assert not any(dataset.has(name) for name in ("relevance", "propensity", "table"))
         written = list(dataset.folder.rglob("*.parquet"))
         assert len(written) >= len(SPLITS)

@@ -14,7 +14,7 @@ __all__ = ["FEW", "QUICK", "TINY", "config", "half_written", "lists", "results",
 
 QUICK = {"epochs": 2, "batch_lists": 64}
 TINY: dict[str, Any] = {
-    "simulation": {"queries": 60, "sessions": 3, "features": 5, "valid": 0.2, "test": 0.3, "label_share": 0.1},
+    "simulation": {"queries": 60, "sessions": 3, "features": 8, "valid": 0.2, "test": 0.3, "label_share": 0.1},
     "clicks": {"families": ["monotone"], "training": QUICK},
     "scorer": {"training": QUICK},
     "faithful": {"training": QUICK},

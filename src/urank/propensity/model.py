@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.clicks.model import at_positions
+from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
 
 __all__ = ["Curve", "Known", "Propensity", "inverse_propensity", "spread"]
@@ -88,7 +89,13 @@ def inverse_propensity(propensity: Propensity, block: Block, *, clip: float = CL
         block: lists with the column `position`, from 1 to K.
         clip: the most that one click counts. A lower one trades less variance for more bias.
     """
-    examined = at_positions(propensity.examination(block), block.column("position").astype(np.int64))
+    position, examination = block.column("position").astype(np.int64), propensity.examination(block)
+    if position.max(initial=0) > examination.shape[1]:
+        raise DataError(
+            f"the propensity '{propensity.name}' must know all positions of the log, up to {position.max()}; "
+            f"it knows {examination.shape[1]}"
+        )
+    examined = at_positions(examination, position)
     return np.asarray(np.minimum(1 / np.maximum(examined, 1e-12), clip))
 
 

@@ -1,0 +1,218 @@
+"""All tables and figures at a size of seconds, and what is refused before anything is run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from paper.tiny import TINY, config, half_written
+from urank.errors import ConfigError, UrankError
+from urank.paper.config import EXPERIMENTS
+from urank.paper.methods import METHODS
+from urank.paper.reproduce import experiments_of, reproduce
+from urank.paper.results import METRICS, Reproduction
+
+Everything = tuple[Reproduction, Path]
+
+
+def test_a_row_for_each_seed_method_and_query(everything: Everything) -> None:
+    found, folder = everything
+    results = pl.read_parquet(folder / "results.parquet")
+    queries = [
+        pl.read_parquet(folder / f"seed-{seed}" / "candidates.parquet")["query_id"].n_unique() for seed in (0, 1)
+    ]
+    assert sum(queries) > 20
+    assert results.height == len(METHODS) * sum(queries)
+    assert found.queries == sum(queries)
+    counts = results.group_by("seed", "method").len()
+    assert counts.height == 2 * len(METHODS)
+    assert set(results["method"]) == set(METHODS)
+    assert {*counts["len"]} == {*queries}
+    assert results.select("seed", "method", "query_id").is_unique().all()
+
+
+def test_positions_are_whole_orders(everything: Everything) -> None:
+    results = pl.read_parquet(everything[1] / "results.parquet")
+    whole = results.select(pl.col("position").list.sort() == pl.int_ranges(1, pl.col("item_id").list.len() + 1))
+    assert whole.to_series().all()
+
+
+def test_no_query_earns_more_than_the_matching_of_the_truth(everything: Everything) -> None:
+    results = pl.read_parquet(everything[1] / "results.parquet")
+    best = results.filter(pl.col("method") == "km").select("seed", "query_id", most="#Click", most_ctr="CTR")
+    joined = results.join(best, on=["seed", "query_id"])
+    assert joined.height == results.height
+    assert (joined["#Click"] <= joined["most"] + 1e-9).all()
+    assert (joined["CTR"] <= joined["most_ctr"] + 1e-9).all()
+    means = {row.key: row.mean["#Click"] for row in everything[0].rows}
+    assert max(means, key=lambda key: means[key]) == "km"
+
+
+def test_metrics_follow_from_the_positions(everything: Everything) -> None:
+    """Of every method and query: the clicks by the true table, summed up again."""
+    _, folder = everything
+    results = pl.read_parquet(folder / "results.parquet")
+    for seed in (0, 1):
+        truth = pl.read_parquet(folder / f"seed-{seed}" / "candidates.parquet").select("item_id", "table")
+        own = results.filter(pl.col("seed") == seed)
+        placed = own.select("method", "query_id", "item_id", "position").explode("item_id", "position")
+        clicks = placed.join(truth, on="item_id").with_columns(pl.col("table").list.get(pl.col("position") - 1))
+        again = clicks.group_by("method", "query_id").agg(pl.col("table").cast(pl.Float64).sum())
+        joined = own.join(again, on=["method", "query_id"])
+        assert joined.height == own.height
+        assert np.allclose(joined["#Click"], joined["table"], atol=1e-6)
+
+
+def test_all_of_it_is_there(everything: Everything) -> None:
+    found, folder = everything
+    assert found.what == list(EXPERIMENTS)
+    assert [row.name for row in found.architectures] == ["A1 (vector)", "A2 (position)"]
+    assert all(0.3 < auc < 1 for row in found.architectures for auc in (row.train, row.test, row.valid))
+    assert len(found.claims) == 2 * 3 + 2 * 4 + 2 + 1
+    assert (len(found.architecture_claims), len(found.curve_claims)) == (2, 2)
+    assert len(found.differences) == 6
+    assert found.seconds > 0
+    assert found.data.startswith("60 generated queries, 8 features")
+    table = pl.read_parquet(folder / "table1.parquet")
+    assert table["method"].to_list() == [row.key for row in found.rows]
+    assert table["#Click"].to_list() == [row.mean["#Click"] for row in found.rows]
+    assert pl.read_parquet(folder / "table2.parquet")["test"].to_list() == [row.test for row in found.architectures]
+    assert half_written(folder) == []
+    assert not list(folder.glob("seed-*/data"))
+
+
+def test_settings_make_the_same_again(everything: Everything) -> None:
+    found, folder = everything
+    written = (folder / "settings.toml").read_text()
+    assert found.settings == written
+    assert config(**tomllib.loads(written)).same_settings(config())
+
+
+def test_json_holds_all_of_it(everything: Everything) -> None:
+    found, _ = everything
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert [row["key"] for row in told["rows"]] == [row.key for row in found.rows]
+    assert told["rows"][0]["mean"] == dict(found.rows[0].mean)
+    assert len(told["curves"]) == 4
+    assert found.example is not None
+    assert told["example"]["query"] == found.example.query
+    assert told["example"]["positions"]["U-rank"] == found.example.positions["U-rank"].tolist()
+    assert len(told["differences"]) == 6
+    assert all(isfinite(value) for row in told["rows"] for value in row["deviation"].values())
+
+
+def test_seeds_differ_and_the_first_stays(everything: Everything, tmp_path: Path) -> None:
+    found, folder = everything
+    results = pl.read_parquet(folder / "results.parquet").filter(pl.col("method") == "km")
+    assert not np.isclose(*(results.filter(pl.col("seed") == seed)["#Click"].mean() for seed in (0, 1)))
+    alone = reproduce(["fig-result-list"], tmp_path, seeds=1, workers=1, overrides=TINY | {"methods": ["km"]})
+    mine = pl.read_parquet(tmp_path / "results.parquet").drop("seconds")
+    assert mine.equals(results.filter(pl.col("seed") == 0).drop("seconds"))
+    assert alone.rows == ()
+    assert alone.example is not None
+    assert found.example is not None
+    assert alone.example.query == found.example.query
+    told = alone.to_dict()
+    assert (told["rows"], told["curves"]) == ([], [])
+
+
+def test_another_experiment_in_the_same_folder(everything: Everything) -> None:
+    """What is there serves it, whatever the order of asking."""
+    found, folder = everything
+    kept = {name: (folder / name).read_bytes() for name in ("results.parquet", "table1.parquet", "table2.parquet")}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("seed-*/*") if path.is_file()}
+    again = reproduce(["table2"], folder, seeds=2, workers=1, overrides=TINY)
+    assert again.architectures == found.architectures
+    assert again.rows == ()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("seed-*/*") if path.is_file()} == before
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "sentence"),
+    [
+        (["table1"], {"seeds": 0}, "seeds must be a whole number from 1 up; got 0"),
+        (["table1"], {"dataset": "letor"}, "the paper's data sets are yahoo, mslr-web10k, istella-s; got 'letor'"),
+        (["table1"], {"overrides": {"dataset": "letor"}}, "the paper's data sets are .*; got 'letor'"),
+        (["table1"], {"dataset": "yahoo"}, "dataset says what the data is, so data must be given; got 'yahoo' alone"),
+        (["table1"], {"overrides": {"methods": ["svm"]}}, "methods of table1 must be some of svm-none, .*; got 'svm'"),
+        (["table1"], {"overrides": {"methods": []}}, "methods of table1 must name at least one of svm-none"),
+        (["table1"], {"overrides": {"methods": ["clicks"]}}, "methods of table1 must name at least one of"),
+        (["table1", "table2"], {"overrides": {"methods": ["km"]}}, "methods of table2 must be urank-a1, .*; got km"),
+    ],
+)
+def test_refused_before_anything_is_run(
+    tmp_path: Path, what: list[str], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        reproduce(what, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_experiments() -> None:
+    assert experiments_of("all") == list(EXPERIMENTS)
+    assert experiments_of("table2") == ["table2"]
+    with pytest.raises(ConfigError, match=r"there are the experiments table1, .*, and all; got 'table3'"):
+        experiments_of("table3")
+
+
+def quick(folder: Path, **settings: Any) -> Reproduction:
+    return reproduce(["table1"], folder, seeds=1, workers=1, overrides=TINY | {"methods": ["km"]} | settings)
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+    quick(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"holds results of other settings \(see its settings.toml\)"):
+        quick(tmp_path, swap_sessions=3)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match=r"holds something else \(it has no settings.toml\)"):
+        quick(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        quick(tmp_path / "file")
+    (tmp_path / "settings.toml").write_text("[tool]\nof = 'another program'\n")
+    with pytest.raises(ConfigError, match=r"tool is not a key of .*settings.toml"):
+        quick(tmp_path)
+
+
+def test_data_that_is_not_there_spoils_no_folder(tmp_path: Path) -> None:
+    """A mistyped path is mended and the same folder used."""
+    with pytest.raises(UrankError, match=r"absent\.txt"):
+        reproduce(["table1"], tmp_path / "out", data=str(tmp_path / "absent.txt"), seeds=1, workers=1, overrides=TINY)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["settings.toml"]
+    letor = tmp_path / "letor.txt"
+    rng = np.random.default_rng(0)
+    letor.write_text(
+        "".join(
+            f"{rng.integers(5)} qid:{q} " + " ".join(f"{j}:{rng.random():.3f}" for j in range(1, 9)) + "\n"
+            for q in range(1, 61)
+            for _ in range(12)
+        )
+    )
+    overrides = TINY | {"methods": ["svm-none", "km"]}
+    found = reproduce(
+        ["table1"], tmp_path / "out", data=str(letor), dataset="yahoo", seeds=1, workers=1, overrides=overrides
+    )
+    assert found.data.startswith("documents of Yahoo! LETOR set 1")
+    svm, km = found.rows
+    assert svm.published == dict(zip(METRICS, (0.702, 0.845, 0.599, 0.0641), strict=True))
+    assert km.mean["#Click"] >= svm.mean["#Click"]
+    candidates = pl.read_parquet(tmp_path / "out" / "seed-0" / "candidates.parquet")
+    assert candidates.group_by("query_id").len()["len"].unique().to_list() == [10]  # of twelve
