@@ -65,6 +65,19 @@ def test_overrides_are_laid_over_table_by_table() -> None:
     assert read_experiment("table1") == plain
 
 
+def test_what_an_override_leaves_out_is_not_reset() -> None:
+    """The defaults are the experiment's, which are not those of each class: U-rank as printed stays as printed."""
+    plain = read_experiment("table1")
+    quick = {name: {"training": {"epochs": 3}} for name in ("clicks", "scorer", "faithful", "svm", "cpbm")}
+    laid = read_experiment("table1", {**quick, "trees": {"trees": 5}})
+    assert (laid.faithful.target, laid.faithful.form) == ("counterfactual", "paper")
+    assert laid.trees == plain.trees.model_copy(update={"trees": 5})
+    for name in quick:
+        before, after = getattr(plain, name), getattr(laid, name)
+        assert after.training == before.training.model_copy(update={"epochs": 3})
+        assert after == before.model_copy(update={"training": after.training})
+
+
 def _seeds(values: dict[str, Any], place: str = "") -> dict[str, int]:
     """Every key named seed, by its place."""
     found = {}

@@ -44,6 +44,13 @@ def test_positions_are_whole_orders(everything: Everything) -> None:
     assert whole.to_series().all()
 
 
+def test_no_two_methods_are_the_same(everything: Everything) -> None:
+    """Hardly trained as they are: a row that got the settings or the model of another would show."""
+    results = pl.read_parquet(everything[1] / "results.parquet").sort("seed", "query_id")
+    orders = {key: str(results.filter(pl.col("method") == key)["position"].to_list()) for key in METHODS}
+    assert len(set(orders.values())) == len(METHODS)
+
+
 def test_no_query_earns_more_than_the_matching_of_the_truth(everything: Everything) -> None:
     results = pl.read_parquet(everything[1] / "results.parquet")
     best = results.filter(pl.col("method") == "km").select("seed", "query_id", most="#Click", most_ctr="CTR")

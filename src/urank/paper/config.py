@@ -71,11 +71,14 @@ class ExperimentConfig(BaseModel):
 
 
 def read_experiment(name: str, overrides: dict[str, Any] | None = None, source: str = "") -> ExperimentConfig:
-    """The experiment of this name, with settings laid over it, table by table."""
+    """The experiment of this name, with settings laid over it, table by table; what they leave out stays."""
     if name not in EXPERIMENTS:
         raise ConfigError(f"an experiment is one of {', '.join(EXPERIMENTS)}; got '{name}'")
     path = files("urank.paper").joinpath("experiments", f"{name}.toml")
-    values = _laid_over(read_toml(str(path)), overrides or {})
+    # A default of a field, such as the form of `faithful`, is not that of its class. Of the simulation it must be known
+    # what was asked for.
+    defaults = ExperimentConfig().model_dump(exclude={"simulation"})
+    values = _laid_over(_laid_over(defaults, read_toml(str(path))), overrides or {})
     return build(ExperimentConfig, values, source or f"{name}.toml")
 
 

@@ -162,7 +162,7 @@ def _in_this_process(book: _Book) -> None:
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums in another order would end with other bits
+    torch.set_num_threads(1)  # as in a worker: sums in another order could end with other bits
     try:
         while book.left:
             step = book.next()
