@@ -8,13 +8,54 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from urank.errors import ConfigError
 
-__all__ = ["build", "read_toml", "to_toml"]
+__all__ = ["Settings", "build", "laid_over", "read_toml", "to_toml"]
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Settings(BaseModel):
+    """A configuration whose tables may be given in part: what they leave out has the default of this place.
+
+    Without it, a training of other length would also have another step, that of training in general.
+
+    >>> class Step(BaseModel):
+    ...     epochs: int = 30
+    ...     rate: float = 0.5
+    >>> class Slow(Settings):
+    ...     step: Step = Step(rate=0.1)
+    >>> Slow.model_validate({"step": {"epochs": 3}}).step
+    Step(epochs=3, rate=0.1)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_what_is_left_out(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        kept = dict(values)
+        for name, field in cls.model_fields.items():
+            if isinstance(field.default, BaseModel) and isinstance(kept.get(name), Mapping):
+                kept[name] = laid_over(field.default.model_dump(exclude_unset=True), kept[name])
+        return kept
+
+
+def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of both, those of `over` where both have one; table by table.
+
+    >>> laid_over({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 9}})
+    {'a': {'b': 1, 'c': 9}, 'd': 3}
+    """
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = laid_over(merged[key], value) if both else value
+    return merged
 
 
 def build(model: type[M], values: Mapping[str, Any], source: str = "the configuration") -> M:

@@ -82,7 +82,7 @@ def test_all_of_it_is_there(everything: Everything) -> None:
     assert found.what == list(EXPERIMENTS)
     assert [row.name for row in found.architectures] == ["A1 (vector)", "A2 (position)"]
     assert all(0.3 < auc < 1 for row in found.architectures for auc in (row.train, row.test, row.valid))
-    assert len(found.claims) == 2 * 3 + 2 * 4 + 2 + 1
+    assert len(found.claims) == 2 * 3 + 2 * 3 + 2 + 1
     assert (len(found.architecture_claims), len(found.curve_claims)) == (2, 2)
     assert len(found.differences) == 6
     assert found.seconds > 0

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from urank.clicks.config import ClickConfig
 from urank.clicks.fit import fit_clicks
 from urank.clicks.model import ClickModel
+from urank.config import Settings
 from urank.log.dataset import Block, Dataset
 from urank.log.folds import fold_of, folds
 from urank.progress import Report, silent
@@ -25,10 +26,8 @@ from urank.progress import Report, silent
 __all__ = ["CrossfitConfig", "Judges", "fit_judges"]
 
 
-class CrossfitConfig(BaseModel):
+class CrossfitConfig(Settings):
     """How an evaluation makes its own click models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cuts: int = Field(2, ge=1, le=100, description="times that the queries are cut in two halves, each time anew")
     clicks: ClickConfig = ClickConfig(families=("monotone", "pbm"))

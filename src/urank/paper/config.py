@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from urank.clicks.config import ClickConfig
-from urank.config import build, read_toml
+from urank.config import Settings, build, laid_over, read_toml
 from urank.errors import ConfigError
 from urank.propensity.cpbm import CpbmConfig
 from urank.rankers.gbdt import TreesConfig
@@ -26,10 +26,8 @@ __all__ = ["EXPERIMENTS", "ExperimentConfig", "read_experiment"]
 EXPERIMENTS = ("table1", "table2", "fig-ctr-by-position", "fig-result-list", "differences")
 
 
-class ExperimentConfig(BaseModel):
+class ExperimentConfig(Settings):
     """All that decides an experiment but for the seed, which is added to every seed below."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     title: str = Field("", description="what the paper calls it")
     methods: tuple[str, ...] = Field((), description="the methods it needs")
@@ -58,7 +56,7 @@ class ExperimentConfig(BaseModel):
 
     def same_settings(self, other: ExperimentConfig) -> bool:
         """Whether results of the two can stand side by side."""
-        asks = {"title", "methods"}
+        asks = {"title", "methods", "dataset"}  # which decide nothing but what is shown
         return self.model_dump(exclude=asks) == other.model_dump(exclude=asks)
 
     def seeded(self, seed: int) -> ExperimentConfig:
@@ -75,16 +73,5 @@ def read_experiment(name: str, overrides: dict[str, Any] | None = None, source: 
     if name not in EXPERIMENTS:
         raise ConfigError(f"an experiment is one of {', '.join(EXPERIMENTS)}; got '{name}'")
     path = files("urank.paper").joinpath("experiments", f"{name}.toml")
-    # A default of a field, such as the form of `faithful`, is not that of its class. Of the simulation it must be known
-    # what was asked for.
-    defaults = ExperimentConfig().model_dump(exclude={"simulation"})
-    values = _laid_over(_laid_over(defaults, read_toml(str(path))), overrides or {})
+    values = laid_over(read_toml(str(path)), overrides or {})
     return build(ExperimentConfig, values, source or f"{name}.toml")
-
-
-def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _laid_over(merged[key], value) if both else value
-    return merged

@@ -28,7 +28,7 @@ _STEPS = (
 
 
 def differences(results: pl.DataFrame, keys: Sequence[str]) -> list[Difference]:
-    """#Click before and after each change, with the paired t-test on the queries of all seeds together."""
+    """#Click before and after each change, with the paired t-test on queries, each the mean over its seeds."""
     found = []
     for text, before, after in _STEPS:
         if before in keys and after in keys:

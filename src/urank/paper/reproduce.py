@@ -73,7 +73,7 @@ def reproduce(
         raise ConfigError(f"seeds must be a whole number from 1 up; got {seeds}")
     settings = dict(overrides or {})
     if data is not None:
-        settings["simulation"] = {**settings.get("simulation", {}), "data": str(data)}
+        settings["simulation"] = {**settings.get("simulation", {}), "data": str(Path(data).resolve())}
     if dataset:
         settings["dataset"] = dataset
     configs = {name: read_experiment(name, settings, source) for name in what}
@@ -149,7 +149,9 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
         found["example"] = list_example(folders[0], results, methods["fig-result-list"])
     if "differences" in configs:
         found["differences"] = differences(results, methods["differences"])
-    _write(folder / "results.parquet", results)
+    # With what earlier experiments in this folder found.
+    known = [key for key in METHODS if all((each / "results" / f"{key}.parquet").is_file() for each in folders)]
+    _write(folder / "results.parquet", read_results(folders, known))
     first = results.filter(pl.col("method") == every[0])
     return Reproduction(
         what=list(configs),

@@ -27,8 +27,8 @@ class Row:
         kind: baseline, oracle, or one of ours.
         mean: metric -> the mean over seeds of the mean over test queries.
         deviation: metric -> the standard deviation of the former over seeds; NaN with one seed.
-        p_value: metric -> for rows of ours, the largest p-value of paired t-tests against all baselines, by query over
-            all seeds, Holm-corrected; 1 when some baseline is better. Empty for other rows.
+        p_value: metric -> for rows of ours, the largest p-value of paired t-tests against all baselines, on queries,
+            each the mean over its seeds, Holm-corrected; 1 when some baseline is better. Empty for other rows.
         published: metric -> the paper's figure, where the data is the paper's.
         seconds: that training took, on average over seeds.
     """

@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from urank.clicks.heads import log1m_exp
+from urank.config import Settings
 from urank.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
 from urank.networks import Perceptron, hidden_layers
@@ -32,10 +33,8 @@ from urank.training import TrainingConfig, mean_loss, seeded, train
 __all__ = ["ContextNetwork", "Contextual", "CpbmConfig", "build_contextual", "fit_cpbm", "list_means", "pairs_loss"]
 
 
-class CpbmConfig(BaseModel):
+class CpbmConfig(Settings):
     """All that decides a contextual model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     context: Literal["query", "item"] = Field(
         "query", description="x: the mean of the features over the list, as in the paper, or the item's own features"

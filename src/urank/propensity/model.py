@@ -78,7 +78,8 @@ class Known:
 
     def examination(self, block: Block) -> NDArray[np.float64]:
         table = self.table(block)
-        return np.asarray(table / table[:, :1])
+        relative = np.ones_like(table)  # an item that nobody would ever click tells nothing, and is never weighed
+        return np.divide(table, table[:, :1], out=relative, where=table[:, :1] > 0)
 
 
 def inverse_propensity(propensity: Propensity, block: Block, *, clip: float = CLIP) -> NDArray[np.float64]:

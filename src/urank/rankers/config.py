@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from urank.clicks.config import ClickConfig
+from urank.config import Settings
 from urank.rankers.baselines import WEIGHED
 from urank.rankers.gbdt import TreesConfig
 from urank.rankers.ranksvm import RankSvmConfig
@@ -16,10 +17,8 @@ from urank.rankers.urank import RankerConfig
 __all__ = ["UrankConfig"]
 
 
-class UrankConfig(BaseModel):
+class UrankConfig(Settings):
     """A click model, a scorer that learns from it, and how they rank."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ranker: Literal["network", "trees", "lambdarank", "lambdarank-trees", "ranksvm", "dla", "none"] = Field(
         "network",

@@ -13,9 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from urank.config import Settings
 from urank.features import Featurizer
 from urank.log.dataset import Dataset
 from urank.losses import hinge_loss
@@ -28,10 +29,8 @@ from urank.training import History, TrainingConfig, mean_loss, seeded, train
 __all__ = ["RankSvmConfig", "fit_ranksvm"]
 
 
-class RankSvmConfig(BaseModel):
+class RankSvmConfig(Settings):
     """What decides a RankSVM."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     c: float = Field(1.0, gt=0, description="C: what a unit of hinge loss weighs against ½ |w|²")
     training: TrainingConfig = TrainingConfig(epochs=15, learning_rate=1e-2, weight_decay=0.0, patience=1)

@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from urank.clicks.model import ClickModel, NetworkClicks
+from urank.config import Settings
 from urank.errors import ConfigError
 from urank.features import Featurizer, Inputs, Numeric
 from urank.log.dataset import Dataset
@@ -35,10 +36,8 @@ __all__ = ["RankerConfig", "build_scorer", "estimated_utility", "fit_by_swaps", 
 Kind = Literal["model", "counterfactual", "blend"]
 
 
-class RankerConfig(BaseModel):
+class RankerConfig(Settings):
     """All that decides a ranker, but for its click model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target: Kind = Field(
         "model",

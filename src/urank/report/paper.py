@@ -38,10 +38,10 @@ __all__ = ["print_reproduction", "reproduction_sections", "reproduction_sentence
 _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 _HOLDS = {True: "yes", False: "no", None: "?"}
 _STARS = (
-    "A star: better than every baseline. For each baseline a paired t-test compares the queries, those of all seeds "
-    "pooled; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. Rows "
-    "in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the best "
-    "figure of the others."
+    "A star: better than every baseline. For each baseline a paired t-test compares the queries, each the mean over "
+    "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. Rows in "
+    "italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the best figure "
+    "of the others."
 )
 _METRICS = (
     "#Click and CTR are by the true click probabilities: clicks a query, and clicks a document shown. MAP and nDCG "
@@ -190,7 +190,7 @@ def reproduction_sections(reproduction: Reproduction) -> list[Section]:
     if found.example is not None and found.example.positions:
         sections.append(_lists(found.example))
     if found.differences:
-        told = "One change at a time; p is of the paired t-test on the queries of all seeds together."
+        told = "One change at a time; p is of the paired t-test on queries, each the mean over its seeds."
         table = difference_table(found.differences)
         sections.append(Section("What the differences to the paper are worth", paragraphs=[told], tables=[table]))
     if found.settings or found.versions or found.seconds:
