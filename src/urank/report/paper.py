@@ -39,8 +39,8 @@ _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 _HOLDS = {True: "yes", False: "no", None: "?"}
 _STARS = (
     "A star: better than every baseline. For each baseline a paired t-test compares the queries, each the mean over "
-    "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. Rows "
-    "in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the best "
+    "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. "
+    "Rows in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the best "
     "figure of the others."
 )
 _METRICS = (
