@@ -40,8 +40,8 @@ _HOLDS = {True: "yes", False: "no", None: "?"}
 _STARS = (
     "A star: better than every baseline. For each baseline a paired t-test compares the queries, each the mean over "
     "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. "
-    "Rows in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the best "
-    "figure of the others."
+    "Rows in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the "
+    "best figure of the others."
 )
 _METRICS = (
     "#Click and CTR are by the true click probabilities: clicks a query, and clicks a document shown. MAP and nDCG "
