@@ -43,7 +43,8 @@ def bars(*, quiet: bool = False) -> Iterator[Report]:
         TimeLeftColumn(),
         TextColumn("{task.fields[note]}", style="dim"),
     )
-    with Progress(*columns, console=console) as progress:
+    # Some steps come minutes apart, and what is left can be told from them all the same.
+    with Progress(*columns, console=console, speed_estimate_period=900) as progress:
         tasks: dict[str, TaskID] = {}
 
         def draw(step: str, done: float, total: float | None, note: str = "", /) -> None:
