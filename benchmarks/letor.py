@@ -53,7 +53,7 @@ def run(*, quick: bool) -> Iterator[Bar]:
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as folder:
         for fold in range(1 if quick else FOLDS):
-            for name, value in _fold(Path(folder) / str(fold), fold, quick=quick).items():
+            for name, value in fold_ndcg(Path(folder) / str(fold), fold, quick=quick).items():
                 found.setdefault(name, []).append(value)
             console.print(f"fold {fold + 1}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items()))
     means = {name: float(np.mean(values)) for name, values in found.items()}
@@ -76,7 +76,7 @@ def run(*, quick: bool) -> Iterator[Bar]:
         yield Bar(f"nDCG@10: {ours} / {peer}", means[ours] / means[peer], "")
 
 
-def _fold(folder: Path, fold: int, *, quick: bool) -> dict[str, float]:
+def fold_ndcg(folder: Path, fold: int, *, quick: bool) -> dict[str, float]:
     parts = [DATA / f"S{1 + (fold + n) % FOLDS}.txt" for n in range(FOLDS)]
     letor = [read_letor(parts[:3]), read_letor(parts[3]), read_letor(parts[4])]
     dataset = _dataset(folder, letor)
