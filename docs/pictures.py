@@ -1,4 +1,7 @@
-"""Draw the pictures of the README from what `make demo` wrote: `make pictures`."""
+"""Draw the pictures of the README and of docs/ from what `make demo` wrote (`make pictures`), or from a reproduction:
+
+python docs/pictures.py reproduction docs/images
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
+from urank.paper.figures import list_example, position_curves
 from urank.report.figures import COLOURS, svg
+from urank.report.paper_figures import lists_plot, positions_plot
 
 
 def item_curves(candidates: pl.DataFrame) -> Figure:
@@ -36,8 +41,21 @@ def item_curves(candidates: pl.DataFrame) -> Figure:
     return figure
 
 
+def reproduction(folder: Path, images: Path) -> None:
+    """Figures 3 and 4 of the paper, from a folder of `urank reproduce all`."""
+    results = pl.read_parquet(folder / "results.parquet")
+    folders = sorted(folder.glob("seed-*"))
+    curves = position_curves(folders, results, ["lambdarank-truth", "urank", "urank-match", "km"])
+    (images / "ctr-by-position.svg").write_text(svg(positions_plot(curves)) + "\n", encoding="utf-8")
+    example = list_example(folders[0], results, ["lambdarank-truth", "urank", "km"])
+    (images / "result-list.svg").write_text(svg(lists_plot(example)) + "\n", encoding="utf-8")
+
+
 def main(demo: Path, images: Path) -> None:
     images.mkdir(parents=True, exist_ok=True)
+    if (demo / "settings.toml").is_file():
+        reproduction(demo, images)
+        return
     candidates = pl.read_parquet(demo / "simulation" / "truth" / "candidates.parquet")
     (images / "item-curves.svg").write_text(svg(item_curves(candidates)) + "\n", encoding="utf-8")
 

@@ -21,7 +21,7 @@ from urank.paper.methods import METHODS, STEPS
 from urank.paper.published import DATASETS, dataset_name
 from urank.paper.results import METRICS, Reproduction
 from urank.paper.run import run_steps, seed_folder, steps_for
-from urank.paper.table1 import claims, read_results, rows
+from urank.paper.table1 import claims_over_seeds, read_results, rows
 from urank.paper.table2 import architecture_claims, architectures
 from urank.progress import Report, silent
 
@@ -133,7 +133,7 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
     found: dict[str, Any] = {}
     if "table1" in configs:
         found["rows"] = rows(results, methods["table1"], config.dataset)
-        found["claims"] = claims(found["rows"])
+        found["claims"] = claims_over_seeds(results, found["rows"])
         _write(folder / "table1.parquet", pl.DataFrame([_flat(row) for row in found["rows"]]))
     if "table2" in configs:
         own = rows(results, methods["table2"], config.dataset)
