@@ -25,6 +25,7 @@ from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
 from urank.rankers import network as module
+from urank.rankers import urank as urank_module
 from urank.rankers.config import UrankConfig
 from urank.rankers.network import NetworkScorer, value_feature
 from urank.rankers.onnx import scorer_to_onnx
@@ -198,7 +199,7 @@ def test_the_test_split_is_not_looked_at(world: Small, clicks: ClickModel, tmp_p
 
 def untrained(monkeypatch: pytest.MonkeyPatch, world: Small, clicks: ClickModel, **settings: Any) -> NetworkScorer:
     """The scorer as it is before the first step."""
-    monkeypatch.setattr(module, "train", lambda *_, **__: History())
+    monkeypatch.setattr(urank_module, "train", lambda *_, **__: History())
     return fit_urank(world.dataset, clicks, config(**settings))[0]
 
 
