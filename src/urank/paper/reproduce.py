@@ -73,6 +73,8 @@ def reproduce(
         raise ConfigError(f"seeds must be a whole number from 1 up; got {seeds}")
     settings = dict(overrides or {})
     if data is not None:
+        if not Path(data).exists():  # better refused before a folder is made
+            raise ConfigError(f"{data} does not exist; data must be a LETOR file or a folder of such files")
         settings["simulation"] = {**settings.get("simulation", {}), "data": str(Path(data).resolve())}
     if dataset:
         settings["dataset"] = dataset
