@@ -135,7 +135,12 @@ class Trial:
 
     def path(self, name: str) -> Path:
         """Where a step or a method leaves what it made."""
-        special = {"data": "data", "randomised": "randomised.json", "cpbm": "cpbm.safetensors"}
+        special = {
+            "data": "data",
+            "randomised": "randomised.json",
+            "cpbm": "cpbm.safetensors",
+            "cpbm-item": "cpbm-item.safetensors",
+        }
         if name in special or name.startswith("clicks"):
             return self.folder / special.get(name, name)
         if name.startswith("auc"):
