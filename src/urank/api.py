@@ -35,6 +35,7 @@ from urank.model import load_model, save_model
 from urank.progress import Report, silent
 from urank.propensity.files import load_propensity
 from urank.propensity.fit import PropensityMethod, fit_propensity
+from urank.propensity.model import Propensity
 from urank.rankers.baselines import BASELINES, fit_baseline
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import fit_trees
@@ -147,6 +148,7 @@ def fit_model(
         checkpoints: a folder from which a run that was killed goes on.
         report: told how far it is.
     """
+    saved = _saved_propensity(config)  # better refused now than after the training
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
     scorer: Scorer | None = None
     history: History | None = None
@@ -157,7 +159,7 @@ def fit_model(
         scorer, history = fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report)
     elif config.ranker != "none":
         checkpoint = _checkpoint(checkpoints, config)
-        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, checkpoint, report)
+        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
     if config.method != "auto":
         model = RankingModel(clicks.model, scorer, config.method)
         return ModelFit(model, clicks, history, None, "asked for")
@@ -186,16 +188,24 @@ def fit_model(
     return ModelFit(RankingModel(clicks.model, scorer, best), clicks, history, choice, why)
 
 
+def _saved_propensity(config: UrankConfig) -> Propensity | None:
+    """That of the file which a configuration names; none when it names a method."""
+    asked = config.baseline.propensity
+    return None if asked in get_args(PropensityMethod) else load_propensity(asked)
+
+
 def _fit_baseline(
-    dataset: Dataset, featurizer: Featurizer, config: UrankConfig, checkpoint: Path | None, report: Report
+    dataset: Dataset,
+    featurizer: Featurizer,
+    config: UrankConfig,
+    propensity: Propensity | None,
+    checkpoint: Path | None,
+    report: Report,
 ) -> tuple[Scorer, History]:
-    """A ranker of another paper, with the propensities that it asks for."""
-    asked, seed = config.baseline.propensity, config.scorer.seed
-    method = next((method for method in get_args(PropensityMethod) if method == asked), None)
+    """A ranker of another paper, with a saved propensity or the one that it asks for."""
+    method = next((each for each in get_args(PropensityMethod) if each == config.baseline.propensity), None)
     if method is not None:
-        propensity = fit_propensity(method, dataset, seed=seed, report=report)
-    else:
-        propensity = load_propensity(asked)
+        propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     assert config.ranker in BASELINES  # noqa: S101 - the callers know
     return fit_baseline(
         config.ranker,

@@ -211,6 +211,8 @@ def test_refusals(folder: Path, tmp_path: Path, command: Any, arguments: tuple[o
         ("[scorer]\ncolour = 1", "scorer.colour is not a key of FILE"),
         ("[trees]\nleaves = 1", "trees.leaves in FILE: input should be greater than or equal to 2; got 1"),
         ("clicks = 3", "clicks must be a table of settings; got 3"),
+        ("baseline = 3", "baseline must be a table of settings; got 3"),
+        ("svm = 'c'", "svm must be a table of settings; got 'c'"),
         ("[clicks", "FILE is not TOML: "),
     ],
 )

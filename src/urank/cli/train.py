@@ -148,11 +148,8 @@ def train_command(
         },
         {"target": target, "form": form, "backbone": backbone, "seed": seed},
         {"epochs": epochs, "device": device},
+        {"propensity": propensity, "learn_from": learn_from},
     )
-    given = {"propensity": propensity, "learn_from": learn_from}
-    settings["baseline"] = settings.get("baseline", {}) | {k: v for k, v in given.items() if v is not None}
-    if seed is not None:
-        settings["svm"] = settings.get("svm", {}) | {"seed": seed}
     import torch  # slow to load, as all that needs it
 
     from urank.api import fit_model
@@ -200,13 +197,14 @@ def _settings(
     clicks: dict[str, Any],
     scorer: dict[str, Any],
     training: dict[str, Any],
+    baseline: dict[str, Any],
 ) -> dict[str, Any]:
     """The settings of a file with the flags that were given laid over them."""
 
     def laid_over(under: Any, flags: dict[str, Any]) -> dict[str, Any]:
         return dict(under) | {key: value for key, value in flags.items() if value is not None}
 
-    for table in ("clicks", "scorer"):
+    for table in ("clicks", "scorer", "baseline", "svm"):
         found = config.get(table, {})
         if not isinstance(found, dict):
             raise ConfigError(f"{table} must be a table of settings; got {found!r}")
@@ -216,6 +214,8 @@ def _settings(
     settings["clicks"] = laid_over(config.get("clicks", {}), clicks)
     settings["clicks"]["training"] = laid_over(settings["clicks"].get("training", {}), training)
     settings["scorer"] = laid_over(config.get("scorer", {}), scorer)
+    settings["baseline"] = laid_over(config.get("baseline", {}), baseline)
+    settings["svm"] = laid_over(config.get("svm", {}), {"seed": scorer["seed"]})
     if training["device"] is not None:
         given = {"device": training["device"]}
         settings["scorer"]["training"] = laid_over(settings["scorer"].get("training", {}), given)
