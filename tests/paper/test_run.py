@@ -53,7 +53,7 @@ class _Watched(running._Book):
 
     def __init__(self, steps: list[Step]) -> None:
         total = sum(needs_of(step.name)[1] for step in steps)
-        super().__init__(Path("/nowhere"), config(), steps, list(steps), total, lambda *_: None)
+        super().__init__(Path("/nowhere"), config(), list(steps), total, lambda *_: None)
 
 
 @given(

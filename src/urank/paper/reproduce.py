@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -12,14 +13,14 @@ import polars as pl
 import tomli_w
 
 from urank.config import build, read_toml
-from urank.errors import ConfigError
+from urank.errors import ConfigError, UrankError
 from urank.files import new_file
 from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.paper.differences import differences
 from urank.paper.figures import curve_claims, list_example, position_curves
 from urank.paper.methods import METHODS, STEPS
 from urank.paper.published import DATASETS, dataset_name
-from urank.paper.results import METRICS, Reproduction
+from urank.paper.results import METRICS, Reproduction, Row
 from urank.paper.run import run_steps, seed_folder, steps_for
 from urank.paper.table1 import claims_over_seeds, read_results, rows
 from urank.paper.table2 import architecture_claims, architectures
@@ -84,7 +85,11 @@ def reproduce(
     _check_methods(configs)
     _claim(folder, config)
     names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
-    run_steps(folder, config, steps_for(names, range(seeds)), workers=workers, report=report)
+    try:
+        run_steps(folder, config, steps_for(names, range(seeds)), workers=workers, report=report)
+    except UrankError:
+        _leave_nothing(folder)
+        raise
     return _assemble(folder, configs, seeds)
 
 
@@ -122,6 +127,15 @@ def _claim(folder: Path, config: ExperimentConfig) -> None:
         working.write_text(_to_toml(config), encoding="utf-8")
 
 
+def _leave_nothing(folder: Path) -> None:
+    """Take the folder back if nothing came of it, as when the data is not of the form."""
+    if not any(folder.glob("seed-*/candidates.parquet")):
+        (folder / SETTINGS).unlink(missing_ok=True)
+        for path in (*folder.glob("seed-*"), folder):
+            with suppress(OSError):  # what holds anything else stays
+                path.rmdir()
+
+
 def _to_toml(config: ExperimentConfig) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods"}))
 
@@ -141,8 +155,9 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
         own = rows(results, methods["table2"], config.dataset)
         found["architectures"] = architectures(folders, own, config.dataset)
         found["architecture_claims"] = architecture_claims(found["architectures"])
-        flat = [{**vars(row), "deviation": None, "published": None} for row in found["architectures"]]
-        _write(folder / "table2.parquet", pl.DataFrame(flat).drop("deviation", "published"))
+        columns = ("name", "train", "test", "valid", "clicks", "ctr")
+        flat = [{column: getattr(row, column) for column in columns} for row in found["architectures"]]
+        _write(folder / "table2.parquet", pl.DataFrame(flat))
     if "fig-ctr-by-position" in configs:
         found["curves"] = position_curves(folders, results, methods["fig-ctr-by-position"])
         names = (METHODS[key].name for key in ("lambdarank-truth", "urank", "km"))
@@ -167,7 +182,7 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
     )
 
 
-def _flat(row: Any) -> dict[str, Any]:
+def _flat(row: Row) -> dict[str, Any]:
     told: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
     for metric in METRICS:
         told[metric] = row.mean[metric]

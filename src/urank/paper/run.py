@@ -85,7 +85,7 @@ def run_steps(
     left = _missing(folder, config, steps)
     workers = min(workers or os.cpu_count() or 1, max(len(left), 1))
     total = sum(needs_of(step.name)[1] for step in steps)
-    book = _Book(folder, config, steps, left, total, report)
+    book = _Book(folder, config, left, total, report)
     if workers == 1:
         _in_this_process(book)
     else:
@@ -95,22 +95,11 @@ def run_steps(
 
 
 def _missing(folder: Path, config: ExperimentConfig, steps: list[Step]) -> list[Step]:
-    """The steps that are not done, and the data where any of them is left."""
-    left = []
-    for seed in dict.fromkeys(step.seed for step in steps):
-        trial = Trial(seed_folder(folder, seed), config.seeded(seed))
-        own = [step for step in steps if step.seed == seed and step.name != "data" and not trial.has(step.name)]
-        # A step whose result is there was needed by others only if they are left to do; its file serves them.
-        wanted = _needed(own, [step for step in steps if step.seed == seed], trial)
-        left += [step for step in steps if step in wanted]
-    return left
-
-
-def _needed(own: list[Step], steps: list[Step], trial: Trial) -> set[Step]:
-    wanted = set(own)
-    if wanted and not trial.has("data"):
-        wanted |= {step for step in steps if step.name == "data"}
-    return wanted
+    """The steps whose results are not there, with the data of their seeds where that was removed."""
+    trials = {step.seed: Trial(seed_folder(folder, step.seed), config.seeded(step.seed)) for step in steps}
+    absent = [step for step in steps if not trials[step.seed].has(step.name)]
+    seeds = {step.seed for step in absent if step.name != "data"}
+    return [step for step in absent if step.seed in seeds]
 
 
 class _Book:
@@ -120,13 +109,11 @@ class _Book:
         self,
         folder: Path,
         config: ExperimentConfig,
-        steps: list[Step],
         left: list[Step],
         total: float,
         report: Report,
     ) -> None:
         self.folder, self.config, self.left, self.total, self.report = folder, config, left, total, report
-        self.names = {step.name for step in steps}
         self.running: set[Step] = set()
         self.done = total - sum(needs_of(step.name)[1] for step in left)
         self.report("all steps", self.done, self.total)
