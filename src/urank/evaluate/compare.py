@@ -20,6 +20,7 @@ from urank.evaluate.support import Support, support
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, where_items
 from urank.log.split import SPLITS
+from urank.plain import plain
 from urank.progress import Report, silent
 from urank.rankers.policies import Logged as LoggedOrder
 from urank.rankers.policies import Policy
@@ -62,8 +63,8 @@ class PolicyValue:
         """As JSON has it, without the per-query values."""
         told = asdict(self)
         del told["values"], told["by_model"]
-        plain: dict[str, Any] = _plain(told)
-        return plain
+        as_json: dict[str, Any] = plain(told)
+        return as_json
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Evaluation:
             "rows": self.rows,
             "clicks": self.clicks,
             "floor": self.floor,
-            "specification": _plain(asdict(self.specification)),
+            "specification": plain(asdict(self.specification)),
             "warnings": self.warnings,
             "policies": [policy.to_dict() for policy in self.policies],
         }
@@ -261,12 +262,3 @@ def _logged(block: Block, table: NDArray[np.float64]) -> Logged:
         where=where_items(block.offsets),
         propensity=padded.get("propensity"),
     )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: null for what is not finite, text for keys."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from urank.plain import plain
+
 __all__ = ["METRICS", "AucRow", "Claim", "Difference", "Kind", "ListExample", "PositionCurve", "Reproduction", "Row"]
 
 METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
@@ -152,24 +154,14 @@ class Reproduction:
             "data": self.data,
             "seeds": self.seeds,
             "queries": self.queries,
-            "rows": [_plain(vars(row)) for row in self.rows],
-            "claims": [_plain(vars(claim)) for claim in self.claims],
-            "architectures": [_plain(vars(row)) for row in self.architectures],
-            "architecture_claims": [_plain(vars(claim)) for claim in self.architecture_claims],
-            "curves": [_plain(vars(curve)) for curve in self.curves],
-            "curve_claims": [_plain(vars(claim)) for claim in self.curve_claims],
-            "example": _plain(vars(self.example)) if self.example is not None else None,
-            "differences": [_plain(vars(each)) for each in self.differences],
+            "rows": [plain(vars(row)) for row in self.rows],
+            "claims": [plain(vars(claim)) for claim in self.claims],
+            "architectures": [plain(vars(row)) for row in self.architectures],
+            "architecture_claims": [plain(vars(claim)) for claim in self.architecture_claims],
+            "curves": [plain(vars(curve)) for curve in self.curves],
+            "curve_claims": [plain(vars(claim)) for claim in self.curve_claims],
+            "example": plain(vars(self.example)) if self.example is not None else None,
+            "differences": [plain(vars(each)) for each in self.differences],
             "versions": dict(self.versions),
             "seconds": self.seconds,
         }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

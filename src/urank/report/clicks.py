@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from urank.evaluate.quality import Quality, Reliability
+from urank.plain import plain
 from urank.report.tables import Table, bar
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class FitReport:
                 split: {name: each.to_dict() for name, each in contenders.items()}
                 for split, contenders in self.qualities.items()
             },
-            "history": [{name: _plain(value) for name, value in entry.items()} for entry in self.history],
+            "history": [{name: plain(value) for name, value in entry.items()} for entry in self.history],
             "reliability": {name: asdict(bins) for name, bins in self.reliability.items()},
             "truth": None if self.truth is None else dict(self.truth),
         }
@@ -214,7 +215,3 @@ def _change(loss: float, other: float) -> float:
 
 def _number(value: float, pattern: str) -> str:
     return "–" if isnan(value) else format(value, pattern)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not isfinite(value) else value
