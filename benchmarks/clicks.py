@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 import urank
-from benchmarks.harness import Bar, median_seconds, peak_memory
+from benchmarks.harness import REAL_DATA, Bar, median_seconds, peak_memory
 from benchmarks.log import write_log
 from benchmarks.simulated import simulated
 from urank.clicks.config import ClickConfig, ClickFamily
@@ -38,7 +38,6 @@ from urank.stream import Batch, Stream
 from urank.training import TrainingConfig, seeded, train
 
 FAMILIES: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector", "position", "gbdt")
-DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 console = Console(stderr=True)
 
 
@@ -48,11 +47,11 @@ def run(*, quick: bool) -> Iterator[Bar]:
         yield from _accuracy(folder, seeds=1 if quick else 5, queries=500 if quick else None)
         yield from _throughput(folder, queries=1_000 if quick else 10_000)
         yield from _memory(folder, quick=quick)
-        if DATA.is_dir():
+        if REAL_DATA.is_dir():
             yield from _letor(folder, quick=quick)
             yield from _hotel(folder, quick=quick)
         else:
-            console.print(f"no real data at {DATA}: MSLR, MQ2008 and the hotel log are left out")
+            console.print(f"no real data at {REAL_DATA}: MSLR, MQ2008 and the hotel log are left out")
 
 
 def _accuracy(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
@@ -148,7 +147,7 @@ def _memory(folder: Path, *, quick: bool) -> Iterator[Bar]:
 
 def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
     """The simulated clicks on real documents."""
-    for name, path in (("MSLR", DATA / "mslr"), ("MQ2008", DATA / "mq2008")):
+    for name, path in (("MSLR", REAL_DATA / "mslr"), ("MQ2008", REAL_DATA / "mq2008")):
         sessions = 20 if quick else 200 if name == "MSLR" else 50
         dataset = simulated(folder, SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.2))
         fit = fit_clicks(dataset, ClickConfig())
@@ -163,7 +162,9 @@ def _hotel(folder: Path, *, quick: bool) -> Iterator[Bar]:
     """The real hotel log: learned on ranked searches, click curves compared with those of the randomised ones."""
     names = {"query_id": "srch_id", "click": "click_bool", "item_id": "prop_id", "policy": "random_bool"}
     outcomes = ["booking_bool", "gross_bookings_usd", "date_time"]
-    raw = pl.read_csv(DATA / "expedia" / "searches.csv.gz", infer_schema_length=None).filter(pl.col("position") <= 30)
+    raw = pl.read_csv(REAL_DATA / "expedia" / "searches.csv.gz", infer_schema_length=None).filter(
+        pl.col("position") <= 30
+    )
     ranked, randomised = (raw.filter(pl.col("random_bool") == flag) for flag in (0, 1))
     urank.prepare(urank.read(ranked, columns=names, drop=outcomes), folder / "hotel", valid=0.2, test=0)
     dataset = Dataset(folder / "hotel")

@@ -9,7 +9,6 @@ document counts 0, as in LETOR's evaluation tool. Data is looked for in ../share
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from rich.console import Console
 from sklearn.svm import LinearSVC
 
 import urank
-from benchmarks.harness import Bar
+from benchmarks.harness import REAL_DATA, Bar
 from urank.evaluate.metrics import ndcg_metric
 from urank.features import Featurizer, Inputs, fit_featurizer
 from urank.log.dataset import Dataset
@@ -37,7 +36,7 @@ from urank.rankers.targets import LabelGain
 from urank.rankers.urank import RankerConfig
 from urank.training import TrainingConfig
 
-DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data")) / "mq2008"
+DATA = REAL_DATA / "mq2008"
 FOLDS = 5
 TREES, RATE, LEAVES, LEAST, PATIENCE = 300, 0.05, 15, 20, 50
 console = Console(stderr=True)

@@ -28,7 +28,7 @@ from rich.console import Console
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.coverage import coverage
-from benchmarks.harness import Bar
+from benchmarks.harness import REAL_DATA, Bar
 from benchmarks.hotel import hotel
 from benchmarks.peers import lightgbm_ranker, rows_of, xgboost_ranker
 from benchmarks.simulated import simulated
@@ -53,7 +53,6 @@ from urank.stream import Batch, Stream
 from urank.training import mean_loss, seeded, train
 from urank.utility import utility
 
-DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 LIBRARIES = ("LightGBM lambdarank", "LightGBM lambdarank, position", "XGBoost lambdarank_unbiased")
 OTHERS = (*LIBRARIES, "CTR-1", "logged")
 TAUGHT = ("matching of the truth", "U-rank on the true table", "matching, taught")
@@ -72,13 +71,13 @@ def parts(*, quick: bool) -> dict[str, Callable[[Path], Iterator[Bar]]]:
         "trees": lambda folder: trees_time(folder, queries=300 if quick else 10_000),
         "coverage": lambda folder: coverage(folder, logs=4 if quick else 200),
     }
-    if not DATA.is_dir():
-        console.print(f"no real data at {DATA}: MSLR, MQ2008 and the hotel log are left out")
+    if not REAL_DATA.is_dir():
+        console.print(f"no real data at {REAL_DATA}: MSLR, MQ2008 and the hotel log are left out")
         return found
     return found | {
-        "mslr": lambda folder: _letor(folder, "MSLR", DATA / "mslr", 20 if quick else 200, min(seeds, 2)),
-        "mq2008": lambda folder: _letor(folder, "MQ2008", DATA / "mq2008", 20 if quick else 50, min(seeds, 2)),
-        "hotel": lambda folder: hotel(folder, DATA, quick=quick),
+        "mslr": lambda folder: _letor(folder, "MSLR", REAL_DATA / "mslr", 20 if quick else 200, min(seeds, 2)),
+        "mq2008": lambda folder: _letor(folder, "MQ2008", REAL_DATA / "mq2008", 20 if quick else 50, min(seeds, 2)),
+        "hotel": lambda folder: hotel(folder, REAL_DATA, quick=quick),
     }
 
 

@@ -16,7 +16,7 @@ from urank.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset, Group
 from urank.prefetch import prefetch
 
-__all__ = ["Batch", "Gain", "Lists", "MemoryStream", "Stream"]
+__all__ = ["Batch", "Gain", "Lists", "MemoryStream", "Stream", "train_and_valid"]
 
 CACHE_BYTES = 256 * 2**20
 
@@ -185,6 +185,21 @@ class Stream:
                 table[rows] if table is not None else None,
                 gain[rows] if gain is not None else None,
             )
+
+
+def train_and_valid(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    batch_lists: int,
+    *,
+    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    gain: Gain | None = None,
+) -> tuple[Stream, Stream]:
+    """What a network learns from and what stops it; no step is taken on valid, so that its batches may be larger."""
+    return (
+        Stream(dataset, "train", featurizer, batch_lists=batch_lists, table=table, gain=gain),
+        Stream(dataset, "valid", featurizer, batch_lists=8 * batch_lists, table=table, gain=gain),
+    )
 
 
 class MemoryStream(Stream):

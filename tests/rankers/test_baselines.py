@@ -17,7 +17,8 @@ from urank.api import ModelFit, fit_model
 from urank.clicks.truth import true_table
 from urank.config import build
 from urank.errors import ConfigError
-from urank.log.lists import list_ids
+from urank.evaluate.metrics import mean_metric, ndcg_metric
+from urank.log.lists import pad, where_items
 from urank.networks import FeatureLayer
 from urank.propensity.model import Known, inverse_propensity
 from urank.rankers.baselines import BASELINES, Baseline, fit_baseline
@@ -32,6 +33,7 @@ from urank.rankers.ranksvm import RankSvmConfig, fit_ranksvm
 from urank.rankers.targets import BaselineConfig, ClickGain, LabelGain
 from urank.rankers.urank import RankerConfig
 from urank.training import TrainingConfig
+from urank.utility import utility
 
 QUICK = {"epochs": 6, "batch_lists": 64}
 SETTINGS: dict[str, Any] = {
@@ -72,11 +74,7 @@ def test_saved_and_loaded(
 @pytest.mark.parametrize("name", ["lambdarank", "ranksvm", "dla"])
 def test_exported(name: Baseline, scorers: dict[Baseline, Any], fitted: ModelFit, rows: pl.DataFrame) -> None:
     model = RankingModel(fitted.model.clicks, scorers[name], "score")
-    check_scorer_exported(model, rows, scorer_to_onnx(scorers[name], small_featurizer(fitted)).SerializeToString())
-
-
-def small_featurizer(fitted: ModelFit) -> Any:
-    return fitted.model.clicks.featurizer
+    check_scorer_exported(model, rows, scorer_to_onnx(scorers[name], model.clicks.featurizer).SerializeToString())
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -90,19 +88,13 @@ def test_better_than_chance_and_the_same_again(name: Baseline, small: Small, sco
 
 def test_the_oracle_is_the_most_that_there_is(small: Small, scorers: dict[Baseline, Any]) -> None:
     oracle = TableMatch("KM", true_table(small.simulation.candidates))
-    best = [
-        small.dataset.blocks("test", [*small.dataset.features, "position", "value", "item_id"]),
-    ]
-    (block,) = best[0]
+    (block,) = small.dataset.blocks("test", [*small.dataset.features, "position", "value", "item_id"])
     orders = {"oracle": oracle.positions(block)}
     orders |= {name: ScorerPolicy(name, small.featurizer, each).positions(block) for name, each in scorers.items()}
-    table = small.table(small.featurizer.encode(block.items)).astype(np.float64)
-    value, K = block.column("value"), table.shape[1]
+    table = pad(small.table(small.featurizer.encode(block.items)).astype(np.float64), block.offsets)
+    value, where = pad(block.column("value"), block.offsets), where_items(block.offsets)
     earned = {
-        name: np.bincount(
-            list_ids(block.offsets),
-            np.where(order <= K, table[np.arange(len(order)), np.minimum(order, K) - 1], 0) * value,
-        )
+        name: utility(table, pad(order, block.offsets, fill=1), value=value, where=where)
         for name, order in orders.items()
     }
     for name in scorers:
@@ -117,15 +109,12 @@ def test_a_linear_score_is_linear(small: Small, scorers: dict[Baseline, Any], ro
     network = scorers["ranksvm"].network
     assert scorers["ranksvm"].family == "linear"
     assert [name for name, _ in network.named_parameters() if "layers" in name] == []
-    made = network.backbone(
-        *(torch.from_numpy(each) for each in (inputs.numeric, inputs.categorical))
-        if (inputs := small.featurizer.encode(rows))
-        else ()
-    )
+    inputs = small.featurizer.encode(rows)
+    made = network.backbone(torch.from_numpy(inputs.numeric), torch.from_numpy(inputs.categorical))
     value = network.scale(torch.from_numpy(rows["value"].to_numpy().copy())[:, None])
     weights, bias = network.output.weight[0], network.output.bias
     expected = torch.cat([made, value], dim=1) @ weights + bias
-    found = scorers["ranksvm"].score(small.featurizer.encode(rows), rows["value"].to_numpy())
+    found = scorers["ranksvm"].score(inputs, rows["value"].to_numpy())
     np.testing.assert_allclose(found, expected.numpy(force=True), rtol=1e-4, atol=1e-5)
 
 
@@ -175,9 +164,6 @@ def test_dual_weights_are_clipped_and_know_the_top_of_a_list() -> None:
 
 def test_labels_teach_more_than_clicks(small: Small) -> None:
     """Labels have no position bias and no noise; by them the order has the better nDCG on held-out queries."""
-    from urank.evaluate.metrics import mean_metric, ndcg_metric
-    from urank.log.lists import pad, where_items
-
     found = {}
     for gain in (LabelGain(), ClickGain()):
         scorer, _ = fit_lambdarank(small.dataset, small.featurizer, gain, SETTINGS["scorer"])

@@ -18,7 +18,7 @@ from urank.features import Inputs
 from urank.log.dataset import Block
 from urank.log.lists import positions_by_score
 from urank.propensity.model import Curve
-from urank.rankers.targets import BaselineConfig, ClickGain, LabelGain, Padded, discounted_gain, gain_of
+from urank.rankers.targets import BaselineConfig, ClickGain, DiscountedGain, LabelGain, Padded, gain_of
 from urank.stream import Batch, Lists
 from urank.utility import delta_utility, earned
 
@@ -47,7 +47,7 @@ def padded(gain: np.ndarray, where: np.ndarray | None = None) -> Padded:
 
 
 def test_gain_over_the_logarithm_of_the_position() -> None:
-    found = discounted_gain(3)(padded(np.array([[4.0, 0.0]])))
+    found = DiscountedGain(3)(padded(np.array([[4.0, 0.0]])))
     np.testing.assert_allclose(found, [[[4.0, 4 / log2(3), 4 / log2(4)], [0.0, 0.0, 0.0]]])
 
 
@@ -56,7 +56,7 @@ def test_swaps_change_dcg_by_delta_utility(seed: int, n: int, K: int) -> None:
     """LambdaRank's |Δ|: (g_i − g_j)(1/log₂(1 + k_j) − 1/log₂(1 + k_i)), and 0 for a discount past K."""
     rng = np.random.default_rng(seed)
     gain, positions = rng.random((1, n)) * 5, rng.permutation(n)[None] + 1
-    delta = delta_utility(discounted_gain(K)(padded(gain)), positions)[0]
+    delta = delta_utility(DiscountedGain(K)(padded(gain)), positions)[0]
     discount = np.where(positions[0] <= K, 1 / np.log2(1 + positions[0]), 0.0)
     expected = (gain[0][:, None] - gain[0][None]) * (discount[None] - discount[:, None])
     np.testing.assert_allclose(delta, expected, atol=1e-12)
@@ -68,13 +68,13 @@ def test_normalised_by_the_best_order(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     gain = np.stack([rng.random(n) + 0.1, np.zeros(n)])
     best = positions_by_score(gain)
-    np.testing.assert_allclose(earned(discounted_gain(4, normalised=True)(padded(gain)), best), [1.0, 0.0])
+    np.testing.assert_allclose(earned(DiscountedGain(4, normalised=True)(padded(gain)), best), [1.0, 0.0])
 
 
 def test_padding_gains_nothing_whatever_stands_there() -> None:
     where = np.array([[True, True], [True, False]])
     gain = np.array([[1.0, 2.0], [3.0, np.nan]])
-    found = discounted_gain(2, normalised=True)(padded(gain, where))
+    found = DiscountedGain(2, normalised=True)(padded(gain, where))
     assert np.isfinite(found).all()
     assert found[1, 1].tolist() == [0.0, 0.0]
     np.testing.assert_allclose(found[1, 0], [1.0, 1 / log2(3)])

@@ -50,6 +50,7 @@ def test_dla_and_true_propensities_beat_clicks_as_they_are(world: Small) -> None
         difference = paired(values(world, better), values(world, biased))
         assert difference.mean > 0
         assert difference.p_value < 0.01
-    # The curve falls as 1/k^1.5, if not as exactly: that takes more clicks than there are.
+    # The curve falls as 1/k^1.5: it was off by 6 % on average at positions 2 to 5, and by a factor of 3.7 before its
+    # numbers had a pace of their own.
     log_error = np.log(curve.values) + 1.5 * np.log(np.arange(1, 11))
-    assert np.abs(log_error[1:5]).mean() < 0.5
+    assert np.abs(log_error[1:5]).mean() < 0.15

@@ -22,7 +22,7 @@ from urank.clicks.model import ClickModel, Member, NetworkClicks, at_positions, 
 from urank.features import Featurizer, fit_featurizer
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
-from urank.stream import Batch, Stream
+from urank.stream import Batch, Stream, train_and_valid
 from urank.training import History, mean_loss, seeded, train
 
 __all__ = ["Fit", "fit_clicks", "predictions"]
@@ -115,9 +115,7 @@ class _Trainer:
         self.config = config
         self.checkpoints = checkpoints
         self.report = report
-        lists = config.training.batch_lists
-        self.train_split = Stream(dataset, "train", featurizer, batch_lists=lists)
-        self.valid_split = Stream(dataset, "valid", featurizer, batch_lists=8 * lists)
+        self.train_split, self.valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists)
         self.losses: dict[str, float] = {}
         self.histories: dict[str, History] = {}
         self._done: dict[str, Member] = {}

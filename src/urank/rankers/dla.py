@@ -21,7 +21,7 @@ from urank.progress import Report, silent
 from urank.propensity.model import CLIP, Curve
 from urank.rankers.network import NetworkScorer, ScoreNetwork, pad_tensor, value_feature
 from urank.rankers.urank import RankerConfig, build_scorer
-from urank.stream import Batch, Stream
+from urank.stream import Batch, train_and_valid
 from urank.training import History, mean_loss, seeded, train
 
 __all__ = ["DualNetwork", "dual_weights", "fit_dla"]
@@ -105,8 +105,7 @@ def fit_dla(
     Returns:
         the ranker, the examination that was learned with it, and the rounds.
     """
-    sizes = {"train": config.training.batch_lists, "valid": 8 * config.training.batch_lists}
-    splits = {name: Stream(dataset, name, featurizer, batch_lists=n) for name, n in sizes.items()}
+    train_split, valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists)
     with seeded(config.seed):
         network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
 
@@ -125,8 +124,8 @@ def fit_dla(
     history = train(
         network,
         loss,
-        splits["train"],
-        lambda network: mean_loss(network, surprise, splits["valid"]),
+        train_split,
+        lambda network: mean_loss(network, surprise, valid_split),
         config.training,
         seed=config.seed,
         checkpoint=checkpoint,

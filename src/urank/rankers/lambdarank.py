@@ -2,7 +2,7 @@
 
 Gains are real numbers, c / p, not grades: each pair weighs as much as swapping it changes Σ gain / log₂(1 + k), the
 discounted cumulative gain that inverse propensities make unbiased. Seen so it is U-rank's loss for another target
-(`targets.discounted_gain`), and shares its code.
+(`targets.DiscountedGain`), and shares its code.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.rankers.gbdt import TreesConfig, TreesScorer, grow_by_swaps
 from urank.rankers.network import NetworkScorer, value_feature
-from urank.rankers.targets import LabelGain, discounted_gain
+from urank.rankers.targets import DiscountedGain, LabelGain
 from urank.rankers.urank import RankerConfig, build_scorer, fit_by_swaps
-from urank.stream import Gain, Stream
+from urank.stream import Gain, Stream, train_and_valid
 from urank.training import History, seeded
 
 __all__ = ["fit_lambdarank", "fit_lambdarank_trees"]
@@ -41,22 +41,11 @@ def fit_lambdarank(
         checkpoint: a file from which a run that was killed goes on.
         report: told how far it is.
     """
-    lists = config.training.batch_lists
-    train_split = Stream(dataset, "train", featurizer, batch_lists=lists, gain=gain)
-    valid_split = Stream(dataset, "valid", featurizer, batch_lists=8 * lists, gain=gain)
+    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
-    target = discounted_gain(dataset.positions, normalised=isinstance(gain, LabelGain))
-    return fit_by_swaps(
-        network,
-        train_split,
-        valid_split,
-        target,
-        config,
-        checkpoint=checkpoint,
-        report=report,
-        name="train lambdarank",
-    )
+    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
+    return fit_by_swaps(network, splits, target, config, checkpoint=checkpoint, report=report, name="train lambdarank")
 
 
 def fit_lambdarank_trees(
@@ -70,5 +59,5 @@ def fit_lambdarank_trees(
 ) -> tuple[TreesScorer, History]:
     """Grow LightGBM trees instead; LightGBM's own `lambdarank` takes whole grades only. Arguments as above."""
     splits = [Stream(dataset, split, featurizer, cache_bytes=0, gain=gain) for split in ("train", "valid")]
-    target = discounted_gain(dataset.positions, normalised=isinstance(gain, LabelGain))
+    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
     return grow_by_swaps(splits, target, config, trees, report=report)

@@ -23,7 +23,7 @@ from urank.losses import hinge_loss
 from urank.progress import Report, silent
 from urank.rankers.network import NetworkScorer, ScoreNetwork, pad_tensor, value_feature
 from urank.rankers.targets import LabelGain
-from urank.stream import Batch, Gain, Stream
+from urank.stream import Batch, Gain, train_and_valid
 from urank.training import History, TrainingConfig, mean_loss, seeded, train
 
 __all__ = ["RankSvmConfig", "fit_ranksvm"]
@@ -47,9 +47,8 @@ def fit_ranksvm(
     report: Report = silent,
 ) -> tuple[NetworkScorer, History]:
     """Train a linear scorer on a prepared log; valid stops it by its hinge loss. Arguments as for LambdaRank."""
-    sizes = {"train": config.training.batch_lists, "valid": 8 * config.training.batch_lists}
-    splits = {name: Stream(dataset, name, featurizer, batch_lists=n, gain=gain) for name, n in sizes.items()}
-    lists = sum(group.lists for group in splits["train"].groups)
+    train_split, valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
+    lists = sum(group.lists for group in train_split.groups)
     graded = isinstance(gain, LabelGain)
     with seeded(config.seed):
         network = ScoreNetwork(featurizer, value_feature(dataset), hidden=())
@@ -69,8 +68,8 @@ def fit_ranksvm(
     history = train(
         network,
         loss,
-        splits["train"],
-        lambda network: mean_loss(network, hinge, splits["valid"]),
+        train_split,
+        lambda network: mean_loss(network, hinge, valid_split),
         config.training,
         seed=config.seed,
         checkpoint=checkpoint,

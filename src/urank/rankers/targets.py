@@ -25,12 +25,12 @@ from urank.utility import FLOOR, item_gains
 __all__ = [
     "BaselineConfig",
     "ClickGain",
+    "DiscountedGain",
     "LabelGain",
     "Padded",
     "Target",
     "UtilityTarget",
     "dcg_discount",
-    "discounted_gain",
     "gain_of",
 ]
 
@@ -95,7 +95,7 @@ def dcg_discount(K: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class discounted_gain:  # noqa: N801 - a function with its number of positions
+class DiscountedGain:
     """g_i / log₂(1 + k): ΔUtil (Eq. 8) of it is what a swap changes in DCG, LambdaRank's |Δ| (Burges 2010).
 
     Attributes:

@@ -27,7 +27,7 @@ from urank.networks import Backbone
 from urank.progress import Report, silent
 from urank.rankers.network import NetworkScorer, ScoreNetwork, pad_tensor, value_feature
 from urank.rankers.targets import Padded, Target, UtilityTarget
-from urank.stream import Batch, Stream
+from urank.stream import Batch, Stream, train_and_valid
 from urank.training import History, TrainingConfig, seeded, train
 from urank.utility import FLOOR, earned
 
@@ -82,22 +82,18 @@ def fit_urank(
         report: told how far it is.
     """
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
-    featurizer, lists = clicks.featurizer, config.training.batch_lists
-    train_split = Stream(dataset, "train", featurizer, batch_lists=lists, table=look_up)
-    valid_split = Stream(dataset, "valid", featurizer, batch_lists=8 * lists, table=look_up)
+    featurizer = clicks.featurizer
+    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, table=look_up)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     if config.warm_start:
         _warm_start(network, clicks)
-    return fit_by_swaps(
-        network, train_split, valid_split, config.objective, config, checkpoint=checkpoint, report=report
-    )
+    return fit_by_swaps(network, splits, config.objective, config, checkpoint=checkpoint, report=report)
 
 
 def fit_by_swaps(
     network: ScoreNetwork,
-    train_split: Stream,
-    valid_split: Stream,
+    splits: tuple[Stream, Stream],
     target: Target,
     config: RankerConfig,
     *,
@@ -109,7 +105,7 @@ def fit_by_swaps(
 
     Args:
         network: gives the scores.
-        train_split, valid_split: lists that the target understands.
+        splits: train and valid, with lists that the target understands.
         target: u(i, k) of some lists.
         config: the form of the loss, the steps and the seed.
         checkpoint: a file from which a run that was killed goes on.
@@ -127,8 +123,8 @@ def fit_by_swaps(
     history = train(
         network,
         loss,
-        train_split,
-        lambda network: -estimated_utility(network, valid_split, target),
+        splits[0],
+        lambda network: -estimated_utility(network, splits[1], target),
         config.training,
         seed=config.seed,
         checkpoint=checkpoint,
