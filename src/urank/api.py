@@ -12,7 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -26,6 +26,7 @@ from urank.config import build
 from urank.errors import ConfigError, DataError
 from urank.evaluate.compare import Evaluation, evaluate_policies
 from urank.evaluate.crossfit import CrossfitConfig
+from urank.evaluate.guardrail import GuardLevels, evaluate_guard
 from urank.features import Featurizer
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
@@ -39,13 +40,14 @@ from urank.propensity.model import Propensity
 from urank.rankers.baselines import BASELINES, fit_baseline
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import fit_trees
+from urank.rankers.guardrail import Guard, GuardKind
 from urank.rankers.policies import ModelPolicy, Policy, Random
 from urank.rankers.ranking import Method, RankingModel, Scorer
 from urank.rankers.urank import RankerConfig, fit_urank
 from urank.training import History
 from urank.utility import FLOOR
 
-__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "policies_of", "prepared"]
+__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "guard_levels", "policies_of", "prepared"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +117,16 @@ class URank:
         self.model_ = self.fit_.model
         return self
 
-    def rank(self, candidates: Any, *, method: Method | None = None, top: int | None = None) -> pl.DataFrame:
+    def rank(
+        self,
+        candidates: Any,
+        *,
+        method: Method | None = None,
+        top: int | None = None,
+        guard: Guard | str | None = None,
+    ) -> pl.DataFrame:
         """Rank candidates; see `RankingModel.rank`."""
-        return self._fitted().rank(candidates, method=method, top=top)
+        return self._fitted().rank(candidates, method=method, top=top, guard=guard)
 
     def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """The score of each candidate."""
@@ -251,8 +260,7 @@ def evaluate(
         config: the evaluation's own click model.
         report: told how far it is.
     """
-    if split not in (*SPLITS, "all"):
-        raise ConfigError(f"split must be {', '.join(SPLITS)} or all; got '{split}'")
+    splits = _splits(split)
     known = true_table(read_truth(truth)) if truth is not None else None
     loaded = [_ranking_model(model) for model in models]
     names = _names(models)
@@ -265,7 +273,53 @@ def evaluate(
         return evaluate_policies(
             [*policies, Random()],
             dataset,
-            splits=SPLITS if split == "all" else (split,),
+            splits=splits,
+            estimator=estimator,
+            floor=floor,
+            truth=known,
+            config=config,
+            report=report,
+        )
+
+
+def guard_levels(
+    model: URank | RankingModel | Policy | str | Path,
+    log: Log | Dataset | str | Path | Any,
+    *,
+    kind: GuardKind = "shift",
+    levels: Sequence[float] | None = None,
+    method: Method | None = None,
+    split: str = "test",
+    estimator: str = "auto",
+    floor: float = FLOOR,
+    truth: str | Path | None = None,
+    config: CrossfitConfig | None = None,
+    report: Report = silent,
+) -> GuardLevels:
+    """What a model would earn when it is kept close to the logged order, level by level.
+
+    Args:
+        model: a fitted model, the folder of one, or a policy.
+        log: as in `evaluate`.
+        kind: `shift`, no item moves more than so many places, or `blend`, ranks are averaged; see `Guard`.
+        levels: those to judge besides the full order; shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75 when left out.
+        method: score, match or ctr1; the model's own when left out.
+        split, floor, truth, config, report: as in `evaluate`.
+        estimator: as in `evaluate`, but for those by propensities, which cannot judge a guard.
+    """
+    splits = _splits(split)
+    known = true_table(read_truth(truth)) if truth is not None else None
+    policy = _ranking_model(model)
+    if isinstance(policy, RankingModel):
+        meant = policy if method is None else replace(policy, method=method)
+        policy = ModelPolicy(meant.method, meant, meant.method)
+    with prepared(log, report=report) as dataset:
+        return evaluate_guard(
+            policy,
+            dataset,
+            kind=kind,
+            levels=levels,
+            splits=splits,
             estimator=estimator,
             floor=floor,
             truth=known,
@@ -290,6 +344,12 @@ def prepared(log: Log | Dataset | str | Path | Any, *, report: Report = silent) 
         with tempfile.TemporaryDirectory(prefix="urank-") as folder:
             prepare(log if isinstance(log, Log) else read(log), Path(folder) / "prepared", report=report)
             yield Dataset(Path(folder) / "prepared")
+
+
+def _splits(split: str) -> Sequence[str]:
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split must be {', '.join(SPLITS)} or all; got '{split}'")
+    return SPLITS if split == "all" else (split,)
 
 
 def _ranking_model(model: Any) -> RankingModel | Policy:

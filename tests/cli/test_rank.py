@@ -25,6 +25,7 @@ from urank.clicks.model import ClickModel, NetworkClicks
 from urank.errors import ConfigError, DataError, UrankError
 from urank.features import Categorical, Featurizer, Inputs, Numeric
 from urank.log import candidates as reading
+from urank.rankers.guardrail import Guard
 from urank.rankers.ranking import RankingModel
 from urank.training import seeded
 
@@ -274,6 +275,74 @@ def test_a_refusal_leaves_nothing(
     result = urank("model", tmp_path / "c.parquet", "-o", tmp_path / "a" / "ranked.parquet")
     assert sentence in refused(result)
     assert [path.name for path in tmp_path.iterdir()] == ["c.parquet"]
+
+
+def with_positions(candidates: pl.DataFrame, seed: int = 7) -> pl.DataFrame:
+    """The same with a current order, which has gaps."""
+    chance = candidates.with_columns(position=pl.Series(np.random.default_rng(seed).random(candidates.height)))
+    return chance.with_columns(position=2 * pl.col("position").rank("ordinal").over("session_id").cast(pl.Int64))
+
+
+@pytest.mark.parametrize("method", ["score", "match", "ctr1"])
+@pytest.mark.parametrize("guard", ["shift:0", "shift:2", "shift:9", "blend:0", "blend:0.5", "blend:1"])
+def test_a_guard(model: RankingModel, method: Any, guard: str) -> None:
+    candidates = with_positions(some_candidates()).with_columns(item_id=pl.int_range(pl.len()))
+    free = model.rank(candidates, method=method)
+    held = model.rank(candidates, method=method, guard=guard)
+    assert held.schema == free.schema
+    assert_frame_equal(model.rank(candidates, method=method, guard=Guard.parse(guard)), held)
+    ranks = candidates.select("item_id", now=pl.col("position") // 2)
+    moved = held.join(ranks, on="item_id").select((pl.col("position") - pl.col("now")).abs().max()).item()
+    if guard in ("shift:9", "blend:1"):
+        assert_frame_equal(held, free)
+    else:
+        assert moved <= {"shift:0": 0, "shift:2": 2, "blend:0": 0, "blend:0.5": 8}[guard]
+    # Clicks and utilities are those of the positions that came out.
+    flat = candidates.with_columns(pl.col("emb").arr.get(i).alias(f"emb[{i}]") for i in (0, 1))
+    table = np.exp(model.log_ctr(flat))[held["item_id"].to_numpy()]
+    placed = (held["position"] <= POSITIONS).to_numpy()
+    click = table[np.arange(len(table)), np.minimum(held["position"].to_numpy(), POSITIONS) - 1]
+    value = candidates["value"].to_numpy()[held["item_id"].to_numpy()]
+    np.testing.assert_allclose(held["click"].to_numpy()[placed], click[placed], rtol=1e-5)
+    np.testing.assert_allclose(held["utility"], np.where(placed, click * value, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 2**25])
+def test_a_guard_on_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: RankingModel,
+    urank: Callable[..., Any],
+    batch_bytes: int,
+) -> None:
+    candidates = with_positions(some_candidates())
+    expected = model.rank(candidates, guard="shift:1", top=3)
+    monkeypatch.setattr(reading, "BATCH_BYTES", batch_bytes)
+    candidates.rename({"position": "place"}).write_parquet(tmp_path / "c.parquet")
+    flags = ("-o", tmp_path / "r.parquet", "--guard", "shift:1", "-c", "position=place", "--top", 3)
+    result = urank("model", tmp_path / "c.parquet", *flags)
+    assert result.exit_code == 0, result.exception
+    assert " kept) ranked by match, shift 1 in " in result.stdout
+    assert_frame_equal(pl.read_parquet(tmp_path / "r.parquet"), expected, rel_tol=1e-5, abs_tol=1e-6)
+    result = urank("model", tmp_path / "c.parquet", *flags, "--overwrite", "--json")
+    assert json.loads(result.stdout)["guard"] == "shift:1"
+
+
+def test_guards_that_are_refused(tmp_path: Path, model: RankingModel, urank: Callable[..., Any]) -> None:
+    some_candidates().write_parquet(tmp_path / "same.parquet")  # all are at position 1
+    some_candidates().drop("position").write_parquet(tmp_path / "none.parquet")
+    output = ("-o", tmp_path / "r.parquet", "--guard")
+    for name, guard, sentence in (
+        ("same", "shift:1", "a current position must occur once in a list; 1 comes again at row "),
+        ("none", "shift:1", "has no column 'position'; name the one that plays this role with --column position=NAME"),
+        ("same", "shift:x", "a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5; got 'shift:x'"),
+        ("same", "blend:3", "the level of a blend must be from 0 to 1; got 3"),
+    ):
+        assert sentence in refused(urank("model", tmp_path / f"{name}.parquet", *output, guard))
+        assert not (tmp_path / "r.parquet").exists()
+    [lists] = model.candidates(some_candidates()).lists()
+    with pytest.raises(DataError, match="a guard needs the column 'position', the current rank of each candidate"):
+        model.rank_lists(lists, guard="shift:1")
 
 
 def test_outputs_that_are_refused(

@@ -96,6 +96,17 @@ def test_what_is_absent_is_named(changes: dict[str, Any], sentence: str) -> None
 
 
 def test_roles_of_a_log_only_are_refused() -> None:
-    sentence = "'position' is not a role that a column of candidates can play; the roles are query_id, "
+    sentence = "'click' is not a role that a column of candidates can play; the roles are query_id, "
     with pytest.raises(ConfigError, match=sentence):
-        schema_of(columns={"position": "price"})
+        schema_of(columns={"click": "price"})
+
+
+def test_the_current_position_is_read_only_where_it_is_asked_for() -> None:
+    dtypes = {**DTYPES, "position": pl.Int64(), "rank": pl.Int64()}
+    assert "position" not in schema_of(dtypes).roles
+    assert "position" not in schema_of(dtypes, columns={"position": "rank"}).roles
+    asked: dict[str, Any] = {"required": ("query_id", "position")}
+    assert schema_of(dtypes, **asked).roles["position"] == "position"
+    assert schema_of(dtypes, columns={"position": "rank"}, **asked).roles["position"] == "rank"
+    with pytest.raises(DataError, match=r"the candidates has no column 'position'; name the one .* --column position="):
+        schema_of(**asked)

@@ -238,6 +238,30 @@ def test_refusals(changes: dict[str, Any], sentence: str) -> None:
         lists(read_candidates(table, **FEATURES))
 
 
+def test_current_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are checked as those of a log are, and must be distinct in a list, however it is cut."""
+    asked: dict[str, Any] = {**FEATURES, "required": ("position",)}
+    table = TABLE.with_columns(position=pl.Series([4, 1, 9, 4, 2, 4]))
+    [some] = read_candidates(table, **asked).lists()
+    assert some.frame.schema["position"] == pl.Int32
+    assert some.frame["position"].to_list() == [4, 1, 9, 4, 2, 4]
+    grouped = table.group_by("query_id", maintain_order=True).agg("position", "price", "stock", "brand")
+    assert [len(rows) for rows in lists(read_candidates(grouped, **asked))] == [3, 1, 2]
+    for position, sentence in {
+        0: "position must be a whole number from 1 to 10000; got 0 at row 3 of the candidates",
+        None: "position must be a whole number from 1 to 10000; got nothing at row 3 of the candidates",
+        4: "a current position must occur once in a list; 4 comes again at row 3 of the candidates",
+    }.items():
+        bad = table.with_columns(position=pl.Series([4, 1, position, 4, 2, 4]))
+        with pytest.raises(DataError, match=sentence):
+            lists(read_candidates(bad, **asked))
+        lists(read_candidates(bad, **FEATURES))  # which does not look at them
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    bad.write_parquet(tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"4 comes again at row 3 of .*c\.parquet"):
+        lists(read_candidates(tmp_path / "c.parquet", **asked))
+
+
 def test_sources_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^candidates must be a path or a table of Polars, .* got builtins\.list$"):
         read_candidates([1, 2], **FEATURES)

@@ -20,6 +20,7 @@ from urank.log.candidate_schema import CANDIDATE_ROLES
 from urank.log.files import PARQUET, find_files
 from urank.prefetch import prefetch
 from urank.progress import bars
+from urank.rankers.guardrail import Guard
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.rankers.ranking import RankingModel
@@ -58,6 +59,15 @@ def rank_command(
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N of each list.", show_default="all")
     ] = None,
+    guard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="shift:N|blend:SHARE",
+            help="Stay close to the current order, which the column position has: no candidate moves more than N "
+            "places, or the ranks of both orders are averaged. `urank guard` says what each level would earn.",
+            show_default="none",
+        ),
+    ] = None,
     column: Annotated[list[str] | None, column_option(CANDIDATE_ROLES, _COLUMN)] = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -78,25 +88,29 @@ def rank_command(
     """
     _check_output(output, candidates, overwrite=overwrite)
     columns = role_columns(column, _COLUMN)
+    bound = None if guard is None else Guard.parse(guard)
     started = time.monotonic()
     loaded = _load(model)
     chosen = loaded.method if method is None else method.value
-    source = loaded.candidates(candidates, columns=columns, required=("query_id",))
+    required = ("query_id",) if bound is None else ("query_id", "position")
+    source = loaded.candidates(candidates, columns=columns, required=required)
     lists, rows, kept = 0, 0, 0
     with bars(quiet=quiet or json) as report, new_file(output) as working, _Writer(working) as writer:
         for some in prefetch(source.lists()):
-            ranked = loaded.rank_lists(some, method=chosen, top=top)
+            ranked = loaded.rank_lists(some, method=chosen, top=top, guard=bound)
             writer.write(ranked)
             lists, rows, kept = lists + len(some.offsets) - 1, rows + some.frame.height, kept + ranked.height
             report("ranking", some.done, source.size)
     seconds = time.monotonic() - started
     if json:
         counts = {"lists": lists, "candidates": rows, "kept": kept}
-        print_json({**counts, "method": chosen, "seconds": round(seconds, 3), "output": str(output)})
+        within = {} if bound is None else {"guard": str(bound)}
+        print_json({**counts, "method": chosen, **within, "seconds": round(seconds, 3), "output": str(output)})
     elif not quiet:
         shown = "" if top is None else f" ({kept:,} kept)"
+        how = chosen if bound is None else f"{chosen}, {bound.name}"
         Console().print(
-            f"{lists:,} lists of {rows:,} candidates{shown} ranked by {chosen} in {seconds:.1f} s, written to {output}",
+            f"{lists:,} lists of {rows:,} candidates{shown} ranked by {how} in {seconds:.1f} s, written to {output}",
             highlight=False,
             markup=False,
             emoji=False,

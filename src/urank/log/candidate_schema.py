@@ -34,6 +34,7 @@ CANDIDATE_ROLES: Mapping[str, str] = {
     "item_id": "the item; handed on to the result",
     "value": "what a click on it is worth; 1 when there is no such column",
     "category": "a group of items, where the model was trained with one",
+    "position": "its current rank, from 1 up; read only where a guard asks for it",
 }
 
 _PLACE = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
@@ -52,7 +53,8 @@ class CandidateSchema(LogSchema):
     def canonical(self, frame: pl.DataFrame, where: RowName) -> pl.DataFrame:
         """The batch under its canonical names, every rule checked, a row for each candidate; `ROW` is kept.
 
-        Features are as in a log, the value is `Float32`. Raises `DataError` with the first row that breaks a rule.
+        Features and positions are as in a log, the value is `Float32`. Raises `DataError` with the first row that
+        breaks a rule.
         """
         lists = list_columns(frame.schema)
         frame = exploded(frame, lists[0], where) if lists else frame
@@ -63,6 +65,7 @@ class CandidateSchema(LogSchema):
         return result.with_columns(
             *[frame[self.roles[role]].alias(role) for role in as_they_came],
             cs.by_name("value", require_all=False).cast(pl.Float32),
+            cs.by_name("position", require_all=False).cast(pl.Int32),
             *[pl.col(name).cast(pl.Float32) for name in self.named("numeric")],
         )
 
@@ -80,7 +83,8 @@ def candidate_schema(
     mapping = dict(columns or {})
     check_mapping(mapping, CANDIDATE_ROLES, dtypes, name, "candidates")
     free = set(dtypes) - {column for role, column in mapping.items() if role != "category"}
-    roles = {role: mapping.get(role, role) for role in (*IDS, "value") if role in mapping or role in free}
+    read = (*IDS, "value", *(["position"] if "position" in required else []))
+    roles = {role: mapping.get(role, role) for role in read if role in mapping or role in free}
     for role in required:
         if role not in roles:
             raise no_column(role, dtypes, name)

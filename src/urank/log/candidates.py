@@ -20,7 +20,7 @@ from urank.errors import DataError
 from urank.log.candidate_schema import IDS, CandidateSchema, candidate_schema, category_columns
 from urank.log.cells import ROW, RowName
 from urank.log.files import FileFormat, Rows, find_files, open_file, table_frame
-from urank.log.lists import offsets_of_runs
+from urank.log.lists import list_ids, offsets_of_runs
 from urank.log.partitions import add_partitions
 from urank.log.schema import entry_type
 from urank.log.split import stable_hash
@@ -88,12 +88,13 @@ class Candidates:
         taken for the earlier, has a chance of 1 in 40 million among a million lists.
 
         Raises:
-            DataError: when a row breaks a rule, or a list comes again after another one.
+            DataError: when a row breaks a rule, a list comes again after another one, or has a position twice.
         """
         behind = _Hashes()
         for frame, done in whole_lists(self._batches()):
             offsets = list_offsets(frame)
             self._refuse_again(frame, offsets, behind)
+            self._refuse_twice(frame, offsets)
             yield CandidateLists(frame.drop(ROW), offsets, done)
 
     def _batches(self) -> Rows:
@@ -148,6 +149,17 @@ class Candidates:
             raise DataError(
                 f"the candidates of a list must lie together; {which} comes again, after others, "
                 f"at {self.row_name(row)}{advice}"
+            )
+
+    def _refuse_twice(self, frame: pl.DataFrame, offsets: NDArray[np.int64]) -> None:
+        if "position" not in frame.columns:
+            return
+        places = frame.select(ROW, "position", list=pl.Series(list_ids(offsets)))
+        twice = places.filter(~pl.struct("list", "position").is_first_distinct())
+        if twice.height:
+            row, position, _ = twice.row(0)
+            raise DataError(
+                f"a current position must occur once in a list; {position} comes again at {self.row_name(row)}"
             )
 
 

@@ -15,9 +15,10 @@ from urank.log.dataset import Block
 from urank.log.lists import list_ids, pad, positions_by_score, where_items
 from urank.log.split import stable_hash
 from urank.matching import match
+from urank.rankers.guardrail import Guard
 from urank.rankers.ranking import Method, RankingModel, Scorer
 
-__all__ = ["Logged", "ModelPolicy", "Policy", "Random", "ScorerPolicy", "TableMatch"]
+__all__ = ["Guarded", "Logged", "ModelPolicy", "Policy", "Random", "ScorerPolicy", "TableMatch"]
 
 
 class Policy(Protocol):
@@ -118,3 +119,28 @@ class TableMatch:
             weights = weights * block.column("value")[:, None]
         where = where_items(block.offsets)
         return np.asarray(match(pad(weights, block.offsets), where=where)[where])
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """Another policy, kept close to the logged order.
+
+    It looks at the list that it is judged by, so inverse propensities, which count how often a policy meets a random
+    list by chance, do not hold for it; `urank.evaluate.guardrail` judges it without them.
+    """
+
+    policy: Policy
+    guard: Guard
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy.name}, {self.guard.name}"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return list(dict.fromkeys([*self.policy.columns, "position"]))
+
+    def positions(self, block: Block) -> NDArray[np.int64]:
+        where = where_items(block.offsets)
+        wanted = pad(self.policy.positions(block), block.offsets)
+        return self.guard.apply(wanted, pad(block.column("position"), block.offsets), where=where)[where]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from urank.features import Inputs
 from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidates
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
+from urank.rankers.guardrail import Guard
 
 __all__ = ["METHODS", "Method", "RankingModel", "Scorer"]
 
@@ -111,6 +112,7 @@ class RankingModel:
         *,
         method: Method | None = None,
         top: int | None = None,
+        guard: Guard | str | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> pl.DataFrame:
         """Rank candidates: a table of Polars, pandas or PyArrow, a row for each, or a path of Parquet or CSV files.
@@ -121,14 +123,16 @@ class RankingModel:
                 columns are ignored, so a log will do.
             method: score, match or ctr1; the model's own when left out.
             top: keep so many of each list; all when left out.
+            guard: how close to stay to the current order, as `shift:2` (see `Guard`); the column `position` has it.
             columns: role -> the column that plays it, where names differ, as `{"query_id": "search"}`.
 
         Returns:
             the ids, and for each candidate `position`, `score` (when there is a scorer), `click` (P(click) there; null
             when it has no place) and `utility`, best first within each list.
         """
-        lists = self.candidates(candidates, columns=columns).lists()
-        return pl.concat([self.rank_lists(some, method=method, top=top) for some in lists])
+        required = () if guard is None else ("position",)
+        lists = self.candidates(candidates, columns=columns, required=required).lists()
+        return pl.concat([self.rank_lists(some, method=method, top=top, guard=guard) for some in lists])
 
     def candidates(
         self, source: Any, *, columns: Mapping[str, str] | None = None, required: Collection[str] = ()
@@ -145,7 +149,12 @@ class RankingModel:
         )
 
     def rank_lists(
-        self, lists: CandidateLists, *, method: Method | None = None, top: int | None = None
+        self,
+        lists: CandidateLists,
+        *,
+        method: Method | None = None,
+        top: int | None = None,
+        guard: Guard | str | None = None,
     ) -> pl.DataFrame:
         """Rank some lists that `candidates` gave; see `rank`."""
         method = self.method if method is None else method
@@ -163,6 +172,10 @@ class RankingModel:
             position = _positions(columns["score"], offsets)
         else:
             position = _positions(_worth(table, value, method), offsets)
+        if guard is not None:
+            if "position" not in frame.columns:
+                raise DataError("a guard needs the column 'position', the current rank of each candidate")
+            position = _guarded(position, frame["position"].to_numpy(), offsets, Guard.parse(guard))
         placed = position <= self.clicks.positions
         click = np.exp(at_positions(table, np.where(placed, position, 1)))
         columns["click"] = pl.Series(click).zip_with(pl.Series(placed), pl.Series([None], dtype=pl.Float32))
@@ -186,22 +199,34 @@ def _worth(table: NDArray[np.float32], value: NDArray[Any] | None, method: Metho
 
 
 def _positions(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The 1-based position `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`.
-
-    Lists of like length, within a factor of two, are padded together: a long one among many short ones would otherwise
-    make all of them as long.
-    """
-    lengths = np.diff(offsets)
-    sizes = np.frexp(lengths)[1]
+    """The 1-based position `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
     positions = np.empty(len(values), dtype=np.int64)
-    for size in np.unique(sizes):
-        chosen = sizes == size
-        rows = np.repeat(chosen, lengths)
-        bounds = np.append(0, np.cumsum(lengths[chosen]))
+    for rows, bounds in _of_like_length(offsets):
         where, padded = where_items(bounds), pad(values[rows], bounds)
         found = positions_by_score(padded, where=where) if values.ndim == 1 else match(padded, where=where)
         positions[rows] = found[where]
     return positions
+
+
+def _guarded(
+    positions: NDArray[np.int64], current: NDArray[Any], offsets: NDArray[np.int64], guard: Guard
+) -> NDArray[np.int64]:
+    """The position `[rows]` that the guard allows."""
+    kept = np.empty_like(positions)
+    for rows, bounds in _of_like_length(offsets):
+        where = where_items(bounds)
+        kept[rows] = guard.apply(pad(positions[rows], bounds), pad(current[rows], bounds), where=where)[where]
+    return kept
+
+
+def _of_like_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
+    """The rows, and the offsets among them, of lists that are padded together: those of like length, within a factor of
+    two. A long one among many short ones would otherwise make all of them as long."""
+    lengths = np.diff(offsets)
+    sizes = np.frexp(lengths)[1]
+    for size in np.unique(sizes):
+        chosen = sizes == size
+        yield np.repeat(chosen, lengths), np.append(0, np.cumsum(lengths[chosen]))
 
 
 def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
