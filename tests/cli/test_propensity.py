@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
+from propensity.logs import STEEPNESS, shuffled
+from urank.propensity.categories import ByCategory
 from urank.propensity.cpbm import Contextual
 from urank.propensity.files import load_propensity
 from urank.propensity.model import Curve
@@ -67,6 +70,54 @@ def test_context(command: Command, log: Small, tmp_path: Path) -> None:
     assert model.config.seed == 1
 
 
+@pytest.fixture(scope="module")
+def shuffles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shuffled lists of items of three categories."""
+    path = tmp_path_factory.mktemp("categories") / "log.parquet"
+    shuffled(1, 3000).write_parquet(path)
+    return path
+
+
+def test_categories(command: Command, shuffles: Path, tmp_path: Path) -> None:
+    asked = ("propensity", shuffles, "--method", "randomised", "--by", "category")
+    ended = command(*asked, "-o", tmp_path / "curves.json")
+    assert ended.code == 0, ended
+    head, first, *rest = ended.stdout.splitlines()
+    assert head.split() == ["position", "overall", *sorted(STEEPNESS)]
+    assert first.split() == ["1", "1.000", "1.000", "1.000", "1.000"]
+    assert rest[-1] == f"The propensity is in {tmp_path / 'curves.json'}"
+    saved = load_propensity(tmp_path / "curves.json")
+    assert isinstance(saved, ByCategory)
+    assert rest[0].split() == ["2", *(f"{c.values[1]:.3f}" for c in (saved.overall, *saved.curves.values()))]
+    told = json.loads(command(*asked, "--json").stdout)
+    assert (told["method"], told["column"]) == ("randomised by category", "category")
+    assert {name: tuple(each["examination"]) for name, each in told["categories"].items()} == {
+        name: curve.values for name, curve in saved.curves.items()
+    }
+    assert tuple(told["overall"]["error"]) == saved.overall.errors
+
+
+def test_many_categories_are_summed_up(command: Command, tmp_path: Path) -> None:
+    shuffled(1, 6000, steepness={f"c{c:02}": 1.0 for c in range(13)}).write_parquet(tmp_path / "log.parquet")
+    asked = ("propensity", tmp_path / "log.parquet", "--method", "randomised", "--by", "category")
+    assert command(*asked).stdout.splitlines()[0].split() == ["position", "examination", "10", "%", "90", "%"]
+    told = json.loads(command(*asked, "--json").stdout)
+    assert len(told["categories"]) == 13
+    assert all(low <= high for low, high in zip(told["p10"], told["p90"], strict=True))
+
+
+def test_a_ranker_learns_from_clicks_weighed_by_category(command: Command, shuffles: Path, tmp_path: Path) -> None:
+    assert command("propensity", shuffles, "--method", "randomised", "--by", "category", "-o", tmp_path / "c").code == 0
+    (tmp_path / "quick.toml").write_text(
+        "[clicks]\nfamilies = ['pbm']\n[clicks.training]\nepochs = 1\n[scorer.training]\nepochs = 1\n"
+    )
+    train = ("train", "--ranker", "lambdarank", "--propensity", tmp_path / "c", "--config", tmp_path / "quick.toml")
+    ended = command(*train, shuffles, "-o", tmp_path / "model", "--no-onnx", "--quiet")
+    assert ended.code == 0, ended
+    pl.read_parquet(shuffles).drop("category").write_parquet(tmp_path / "bare.parquet")
+    assert "has no column 'category'" in command(*train, tmp_path / "bare.parquet", "-o", tmp_path / "no").refusal
+
+
 def test_quiet(command: Command, log: Small) -> None:
     ended = command("propensity", log.dataset.folder, "--method", "em", "--quiet")
     assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
@@ -80,6 +131,8 @@ def test_refusals(command: Command, log: Small, tmp_path: Path) -> None:
     assert "is prepared already" in command("propensity", folder, "--method", "em", "--drop", "f1").refusal
     assert "policies belong" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
     assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--policy", "a").refusal
+    assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--by", "a").refusal
+    assert "by belongs" in command("propensity", folder, "--method", "em", "--by", "a").refusal
     assert "nowhere" in command("propensity", tmp_path / "nowhere", "--method", "em").refusal
     refused = command("propensity", folder, "--method", "harvest", "-o", tmp_path).refusal
     assert refused == f"{tmp_path} is a folder; a file name is needed"

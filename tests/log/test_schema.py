@@ -15,6 +15,7 @@ import pytest
 
 import urank
 from urank.errors import ConfigError, DataError
+from urank.log.dataset import Dataset
 from urank.log.schema import LogSchema
 
 INF, NAN = float("inf"), float("nan")
@@ -48,6 +49,8 @@ def make_log(**changes: Any) -> pl.DataFrame:
         ({"click": [0, 1, 2, 0]}, "click must be 0 or 1; got 2 at row 3 of "),
         ({"click": [0, 0.5, 1, 0]}, "click must be 0 or 1; got 0.5 at row 2 of "),
         ({"click": [0, None, 1, 0]}, "click must be 0 or 1; got nothing at row 2 of "),
+        ({"conversion": [0, 1, 3, 0]}, "conversion must be 0 or 1; got 3 at row 3 of "),
+        ({"conversion": [0, 1, None, 0]}, "conversion must be 0 or 1; got nothing at row 3 of "),
         ({"value": [1.0, -2.0, 1, 1]}, "value must be a finite number from 0 up; got -2.0 at row 2 of "),
         ({"value": [1.0, 1, NAN, 1]}, "value must be a finite number from 0 up; got nothing at row 3 of "),
         ({"value": [1.0, 1, INF, 1]}, "value must be a finite number from 0 up; got inf at row 3 of "),
@@ -191,7 +194,7 @@ def test_refuses_types_that_cannot_play_a_role() -> None:
         "Array": pl.Series([[1, 2]] * 4, dtype=pl.Array(pl.Int64, 2)),
     }
     for kind, values in columns.items():
-        for role in ("position", "click", "query_id", "item_id", "value", "policy", "timestamp"):
+        for role in ("position", "click", "query_id", "item_id", "value", "policy", "timestamp", "arm", "conversion"):
             if (kind, role) == ("List(Int64)", "position"):
                 continue  # lists of positions are a log with one row per query
             sentence = (
@@ -226,6 +229,45 @@ def test_an_infinite_place_of_a_fixed_size_list_is_named() -> None:
 def test_a_column_may_be_the_category_and_play_its_own_role() -> None:
     frame = urank.read(make_log(), columns={"category": "item_id"}).frame()
     assert frame["item_id"].to_list() == frame["category"].to_list() == ["1", "2", "1", "3"]
+
+
+EXPERIMENT = {"user_id": [7, 7, None, 8], "arm": ["new", "new", None, "old"], "conversion": [False, True, False, False]}
+
+
+def test_users_arms_and_conversions_are_kept_and_are_no_features(tmp_path: Path) -> None:
+    log = urank.read(make_log(**EXPERIMENT))
+    assert log.schema.named("numeric") == ["price"]
+    assert log.schema.named("categorical") == ["brand"]
+    frame = log.frame()
+    assert [frame.schema[role] for role in EXPERIMENT] == [pl.String, pl.String, pl.Int8]
+    assert frame["user_id"].to_list() == ["7", "7", None, "8"]
+    description = urank.prepare(log, tmp_path / "prepared", valid=0, test=0)
+    assert set(EXPERIMENT) <= set(description["roles"])
+    dataset = Dataset(tmp_path / "prepared")
+    assert dataset.features == ["price", "brand"]
+    (block,) = dataset.blocks("train", list(EXPERIMENT))
+    kept = pl.DataFrame(block.items).sort("user_id", "conversion", nulls_last=True)
+    assert kept.rows() == [("7", "new", 0), ("7", "new", 1), ("8", "old", 0), (None, None, 0)]
+    again = urank.read(tmp_path / "prepared" / "train").frame()  # what was prepared is a log as well
+    assert again.select(*EXPERIMENT).sort(*EXPERIMENT).equals(frame.select(*EXPERIMENT).sort(*EXPERIMENT))
+
+
+def test_inspect_is_the_same_with_and_without_an_experiment() -> None:
+    told = [urank.inspect(urank.read(log)).to_dict() for log in (make_log(**EXPERIMENT), make_log())]
+    assert told[0] == told[1]
+
+
+def test_users_and_arms_of_a_csv_are_text(tmp_path: Path) -> None:
+    make_log(who=["007", "007", None, "8"], arm=["1", "1", "2", None]).write_csv(tmp_path / "log.csv")
+    frame = urank.read(tmp_path / "log.csv", columns={"user_id": "who"}).frame()
+    assert frame["user_id"].to_list() == ["007", "007", None, "8"]
+    assert frame["arm"].to_list() == ["1", "1", "2", None]
+
+
+def test_a_user_may_be_a_feature_as_the_category() -> None:
+    schema = urank.read(make_log(**EXPERIMENT), columns={"category": "user_id"}).schema
+    assert schema.named("categorical") == ["category", "brand"]
+    assert schema.roles["user_id"] == schema.roles["category"] == "user_id"
 
 
 def test_a_required_role_that_is_taken_or_dropped() -> None:

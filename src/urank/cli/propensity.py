@@ -15,10 +15,13 @@ from urank.progress import bars
 
 if TYPE_CHECKING:
     from urank.log.dataset import Dataset
-    from urank.propensity.model import Propensity
+    from urank.propensity.model import Curve, Propensity
     from urank.report.tables import Table
 
 __all__ = ["propensity_command"]
+
+MOST_CATEGORIES = 12
+"""Of more, the table has no columns: the mean and the spread are told."""
 
 
 def propensity_command(
@@ -36,6 +39,14 @@ def propensity_command(
         list[str] | None,
         typer.Option(metavar="NAME", help="For randomised: a policy whose lists were randomised. May be repeated."),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="For randomised: a curve for each category of items that this column names: `category`, or a "
+            "categorical feature.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Save it, for `urank train --propensity FILE`."),
@@ -49,8 +60,10 @@ def propensity_command(
 ) -> None:
     """Estimate examination: how likely an item at each position is looked at, relative to position 1.
 
-    Train teaches, valid stops. One curve with its standard errors where the method tells them; for cpbm, whose curve
-    differs by context, the mean over the items shown in train and the curves below which a tenth and nine tenths lie.
+    Train teaches, valid stops. One curve with its standard errors where the method tells them. With `--by` one for each
+    category and, for the categories with few clicks, the overall one. For cpbm, whose curve differs by context, and for
+    more than 12 categories: the mean over the items shown in train and the curves below which a tenth and nine tenths
+    lie; JSON has all categories.
 
     Example: `urank propensity prepared --method harvest -o curve.json`
     """
@@ -68,7 +81,14 @@ def propensity_command(
         raise ConfigError(f"{output} is a folder; a file name is needed")
     source = log if is_prepared(log) else open_log(log, column, categorical, drop)
     with bars(quiet=quiet or json) as report, prepared(source, report=report) as dataset:
-        estimate = fit_propensity(method, dataset, policies=policy, seed=seed, report=report)  # type: ignore[arg-type]
+        estimate = fit_propensity(
+            method,  # type: ignore[arg-type]
+            dataset,
+            policies=policy,
+            by=by,
+            seed=seed,
+            report=report,
+        )
         assert estimate is not None  # noqa: S101 - only the method none gives none
         told = _told(estimate, dataset)
     if output is not None:
@@ -85,18 +105,31 @@ def propensity_command(
 
 
 def _told(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
-    """The curve as JSON has it."""
+    """The curve, or the curves, as JSON has them."""
+    from urank.propensity.categories import ByCategory
     from urank.propensity.model import Curve, spread
 
     if isinstance(estimate, Curve):
-        return {"method": estimate.name, "examination": estimate.values, "error": estimate.errors}
+        return {"method": estimate.name, **_curve(estimate)}
     mean, low, high = spread(estimate, dataset, "train", levels=(0.1, 0.9))
-    return {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
+    told = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
+    if isinstance(estimate, ByCategory):
+        curves = {category: _curve(curve) for category, curve in estimate.curves.items()}
+        told |= {"column": estimate.column, "overall": _curve(estimate.overall), "categories": curves}
+    return told
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {"examination": curve.values, "error": curve.errors}
 
 
 def _table(told: dict[str, Any]) -> Table:
     from urank.report.tables import Table, bar
 
+    if 0 < len(told.get("categories", ())) <= MOST_CATEGORIES:
+        curves = [told["overall"]["examination"], *(each["examination"] for each in told["categories"].values())]
+        rows = [(str(k), *(f"{v:.3f}" for v in at)) for k, at in enumerate(zip(*curves, strict=True), start=1)]
+        return Table(("position", "overall", *told["categories"]), rows)
     values = told["examination"]
     names = {"error": "standard error", "p10": "10 %", "p90": "90 %"}
     more = {head: told[key] for key, head in names.items() if told.get(key) is not None}

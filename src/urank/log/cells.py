@@ -28,7 +28,7 @@ OWN = "__urank_"
 ROW, QUERY, SESSION, ITEM, LIST = (f"{OWN}{name}" for name in ("row", "query", "session", "item", "list"))
 
 MAX_POSITION = 10_000
-TEXT_ROLES = ("query_id", "session_id", "item_id", "policy", "category")
+TEXT_ROLES = ("query_id", "session_id", "item_id", "policy", "category", "user_id", "arm")
 
 _FLOAT32_MAX = 3.4028234e38
 _TEXTS = (pl.String, pl.Boolean, pl.Categorical, pl.Enum, pl.Null)
@@ -146,7 +146,7 @@ def role_rule(role: str) -> tuple[str, pl.Expr]:
         case "position" | "ranked_position":
             rule = f"a whole number from 1 to {MAX_POSITION}"
             return rule, missing | (x < 1) | (x != x.floor()) | (x > MAX_POSITION)
-        case "click":
+        case "click" | "conversion":
             return "0 or 1", missing | ~x.is_in([0.0, 1.0])
         case "value":
             return "a finite number from 0 up", missing | (x < 0) | (x > _FLOAT32_MAX)

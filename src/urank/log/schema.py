@@ -74,9 +74,12 @@ ROLES: Mapping[str, str] = {
     "relevance": "a judged or true relevance label",
     "propensity": "the probability with which this item was put at this position",
     "ranked_position": "the position before the list was randomised",
+    "user_id": "who saw it; kept for experiments, not a feature",
+    "arm": "the arm of an A/B test that the user was in; `urank abtest analyse` reads it",
+    "conversion": "1 when the click led to what counts, as a download or an order",
 }
 
-_MAY_BE_MISSING = ("policy", "category", "relevance")
+_MAY_BE_MISSING = ("policy", "category", "relevance", "user_id", "arm")
 _INDEX = re.compile(r"(__index_level_\d+__)?")
 
 Kind = Literal["numeric", "categorical"]
@@ -159,15 +162,15 @@ class LogSchema:
     def canonical(self, frame: pl.DataFrame, where: RowName) -> pl.DataFrame:
         """The batch under its canonical names and types, every rule checked; the column `ROW` is kept.
 
-        Text is `String`, numbers `Float32` with NaN for missing, positions `Int32`, clicks `Int8`, time `Int64`
-        (microseconds since 1970 for dates). Raises `DataError` with the first row that breaks a rule.
+        Text is `String`, numbers `Float32` with NaN for missing, positions `Int32`, clicks and conversions `Int8`, time
+        `Int64` (microseconds since 1970 for dates). Raises `DataError` with the first row that breaks a rule.
         """
         frame = exploded(frame, self.roles["position"], where)
         result = self._named_columns(frame)
         self._check(frame, result, where)
         return result.with_columns(
             pl.col("position").cast(pl.Int32),
-            pl.col("click").cast(pl.Int8),
+            cs.by_name("click", "conversion", require_all=False).cast(pl.Int8),
             cs.by_name("ranked_position", require_all=False).cast(pl.Int32),
             cs.by_name("value", "relevance", "propensity", require_all=False).cast(pl.Float32),
             *[pl.col(name).cast(pl.Float32) for name in self.named("numeric")],

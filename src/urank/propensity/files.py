@@ -1,4 +1,4 @@
-"""An estimate of examination in one file: a curve as JSON, a contextual model as safetensors. No pickle."""
+"""An estimate of examination in one file: curves as JSON, a contextual model as safetensors. No pickle."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from urank.errors import ConfigError, DataError
 from urank.features import Featurizer
 from urank.files import new_file
+from urank.propensity.categories import ByCategory
 from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual
 from urank.propensity.model import Curve, Propensity
 
@@ -28,13 +29,14 @@ def save_propensity(propensity: Propensity, path: str | Path) -> None:
     Raises:
         ConfigError: when it is not an estimate, such as the truth of a simulation.
     """
-    if not isinstance(propensity, Curve | Contextual):
-        raise ConfigError(f"only a curve or a contextual model can be saved; got {propensity.name}")
+    if not isinstance(propensity, Curve | ByCategory | Contextual):
+        raise ConfigError(f"only curves or a contextual model can be saved; got {propensity.name}")
     head = {"format": FORMAT, "version": VERSION, "name": propensity.name}
     with new_file(path) as working:
-        if isinstance(propensity, Curve):
-            told = head | {"values": propensity.values, "errors": propensity.errors}
-            working.write_text(json.dumps(told, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        if not isinstance(propensity, Contextual):
+            told = head | (_told(propensity) if isinstance(propensity, Curve) else _told_by_category(propensity))
+            text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
+            working.write_text(text + "\n", encoding="utf-8")
         else:
             told = head | {
                 "positions": propensity.positions,
@@ -45,7 +47,7 @@ def save_propensity(propensity: Propensity, path: str | Path) -> None:
             save_file(weights, working, metadata={"propensity": json.dumps(told)})
 
 
-def load_propensity(path: str | Path) -> Curve | Contextual:
+def load_propensity(path: str | Path) -> Curve | ByCategory | Contextual:
     """What `save_propensity` wrote.
 
     Raises:
@@ -55,21 +57,43 @@ def load_propensity(path: str | Path) -> Curve | Contextual:
     try:
         with path.open("rb") as file:
             is_json = file.read(1) == b"{"
-        return _load_curve(path) if is_json else _load_contextual(path)
+        return _load_curves(path) if is_json else _load_contextual(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
         raise DataError(f"{path} is not a propensity that urank wrote, or it is damaged") from error
 
 
-def _load_curve(path: Path) -> Curve:
+def _told(curve: Curve) -> dict[str, Any]:
+    return {"values": curve.values, "errors": curve.errors}
+
+
+def _told_by_category(propensity: ByCategory) -> dict[str, Any]:
+    curves = {category: _told(curve) for category, curve in propensity.curves.items()}
+    return {"column": propensity.column, "overall": _told(propensity.overall), "categories": curves}
+
+
+def _load_curves(path: Path) -> Curve | ByCategory:
     told = _checked(json.loads(path.read_text(encoding="utf-8")), path)
+    name = str(told["name"])
+    if "column" not in told:
+        return _curve(told, name)
+    overall = _curve(told["overall"], "randomised")
+    curves = {category: _curve(each, "randomised") for category, each in told["categories"].items()}
+    if not isinstance(told["column"], str):
+        raise TypeError("column must be a name")
+    if any(len(curve.values) != len(overall.values) for curve in curves.values()):
+        raise ValueError("all curves must have a number for each position")
+    return ByCategory(name, told["column"], overall, curves)
+
+
+def _curve(told: dict[str, Any], name: str) -> Curve:
     values = tuple(float(value) for value in told["values"])
     errors = tuple(float(error) for error in told["errors"]) if told["errors"] is not None else None
     finite = all(math.isfinite(number) and number >= 0 for number in (*values, *(errors or ())))
     if not values or not finite or len(errors or values) != len(values):
         raise ValueError("values and errors must be numbers from 0 up, one for each position")
-    return Curve(str(told["name"]), values, errors)
+    return Curve(name, values, errors)
 
 
 def _load_contextual(path: Path) -> Contextual:

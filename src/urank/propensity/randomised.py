@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
@@ -26,16 +27,32 @@ from urank.log.interventions import ranges
 from urank.log.lists import list_ids
 from urank.propensity.model import Curve
 
-__all__ = ["fit_randomised", "list_counts", "relative_rates"]
+__all__ = [
+    "curve_of_queries",
+    "fit_randomised",
+    "group_rates",
+    "joined",
+    "list_counts",
+    "randomised_lists",
+    "relative_rates",
+    "summed",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Counts = NDArray[np.int32]
 
 
 def list_counts(
-    position: Ints, click: NDArray[Any], offsets: Ints, K: int, *, where: NDArray[np.bool_] | None = None
-) -> Ints:
-    """What each list tells of each position `[lists, 4, K]`.
+    position: Ints,
+    click: NDArray[Any],
+    offsets: Ints,
+    K: int,
+    *,
+    where: NDArray[np.bool_] | None = None,
+    part: Ints | None = None,
+) -> Counts:
+    """What each list, or each part of one, tells of each position `[parts, 4, K]`.
 
     The four are shows and clicks at k, then shows and clicks at 1 if the list shows anything at k: numerators and
     denominators of the two rates that are compared.
@@ -46,18 +63,25 @@ def list_counts(
         offsets: `[lists + 1]`.
         K: number of positions.
         where: `[rows]`, the items that are compared; all when left out. The others only tell what a list shows.
+        part: `[rows]`, numbers from 0 up, none of them shared by two lists: which items are counted together, such as
+            those of one category. The items of a list when left out.
 
     >>> list_counts(np.array([1, 3]), np.array([1, 0]), np.array([0, 2]), 3)[0].tolist()
     [[1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 1]]
     """
-    lists = list_ids(offsets)
-    counts = np.zeros((len(offsets) - 1, 4, K), dtype=np.int64)
-    shown = np.zeros((len(offsets) - 1, K), dtype=np.int64)
-    shown[lists, position - 1] = 1
-    counts[lists, 0, position - 1] = 1 if where is None else where
-    counts[lists, 1, position - 1] = click.astype(np.int64) * counts[lists, 0, position - 1]
-    counts[:, 2] = counts[:, 0, :1] * shown
-    counts[:, 3] = counts[:, 1, :1] * shown
+    lists, place = list_ids(offsets), position - 1
+    shown = np.zeros((len(offsets) - 1, K), dtype=np.int32)
+    shown[lists, place] = 1
+    if part is None:
+        part, list_of = lists, np.arange(len(offsets) - 1)
+    else:
+        list_of = np.zeros(part.max(initial=-1) + 1, dtype=np.int64)
+        list_of[part] = lists
+    counts = np.zeros((len(list_of), 4, K), dtype=np.int32)
+    counts[part, 0, place] = 1 if where is None else where
+    counts[part, 1, place] = click.astype(np.int32) * counts[part, 0, place]
+    counts[:, 2] = counts[:, 0, :1] * shown[list_of]
+    counts[:, 3] = counts[:, 1, :1] * shown[list_of]
     return counts
 
 
@@ -78,14 +102,30 @@ def relative_rates(counts: NDArray[Any]) -> tuple[Floats, Floats]:
     >>> relative_rates(np.repeat(one_query, 2, axis=0))  # no query differs from the other
     (array([1.  , 0.25]), array([0., 0.]))
     """
-    each = counts.astype(np.float64)
-    shows, clicks, top_shows, top_clicks = each.sum(axis=0)
-    rate, top_rate = clicks / shows, top_clicks / top_shows
-    ratio = rate / top_rate
-    influence = (each[:, 1] - rate * each[:, 0]) / shows - ratio * (each[:, 3] - top_rate * each[:, 2]) / top_shows
-    Q = len(each)
-    error = np.sqrt((influence**2).sum(axis=0) * Q / max(Q - 1, 1)) / top_rate
-    return ratio, np.where(clicks > 0, error, 1 / shows / top_rate)
+    ratio, error = group_rates(counts, np.array([0, len(counts)]))
+    return ratio[0], error[0]
+
+
+def group_rates(counts: NDArray[Any], offsets: Ints) -> tuple[Floats, Floats]:
+    """`relative_rates` of each of G groups, `[G, K]` and `[G, K]`.
+
+    Args:
+        counts: `[rows, 4, K]`, a row for each query that a group has, one group after the other.
+        offsets: `[G + 1]`, where the rows of each group begin.
+
+    Returns:
+        The ratios and their errors; no numbers (NaN, or infinite) where there is nothing to compare.
+    """
+    group = list_ids(offsets)
+    shows, clicks, top_shows, top_clicks = np.moveaxis(np.add.reduceat(counts, offsets[:-1], dtype=np.int64), 1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate, top_rate = clicks / shows, top_clicks / top_shows
+        ratio = rate / top_rate
+        influence = (counts[:, 1] - rate[group] * counts[:, 0]) / shows[group]
+        influence -= ratio[group] * (counts[:, 3] - top_rate[group] * counts[:, 2]) / top_shows[group]
+        Q = np.diff(offsets)[:, None]
+        error = np.sqrt(np.add.reduceat(influence**2, offsets[:-1]) * Q / np.maximum(Q - 1, 1)) / top_rate
+        return ratio, np.where(clicks > 0, error, 1 / shows / top_rate)
 
 
 def fit_randomised(dataset: Dataset, split: str = "train", *, policies: Sequence[str] | None = None) -> Curve:
@@ -102,33 +142,67 @@ def fit_randomised(dataset: Dataset, split: str = "train", *, policies: Sequence
     Raises:
         DataError: when nothing was randomised, or a position cannot be compared with position 1.
     """
-    ranked = dataset.has("ranked_position")
+    parts = []
+    for block, where in randomised_lists(dataset, split, policies):
+        position = block.column("position").astype(np.int64)
+        counts = list_counts(position, block.column("click"), block.offsets, dataset.positions, where=where)
+        parts.append(summed([block.query_hash], counts))
+    (queries,), counts = joined(parts)
+    return curve_of_queries(queries, counts, f"the {split} split of {dataset.folder}")
+
+
+def randomised_lists(
+    dataset: Dataset, split: str, policies: Sequence[str] | None, columns: Sequence[str] = ()
+) -> Iterator[tuple[Block, NDArray[np.bool_]]]:
+    """The lists whose order chance decided, and which of their items are compared, `[rows]`; some lists at a time.
+
+    Args:
+        dataset, split, policies: as for `fit_randomised`.
+        columns: what to read of the items besides the position and the click.
+
+    Raises:
+        DataError: when there are none.
+    """
     wanted = _policies(dataset, split, policies)
-    hashes, sums = [], []
-    for block in _read(dataset, split, ["position", "click"]):
-        rows, kept = _kept(block, wanted)
-        position, click = block.column("position").astype(np.int64)[rows], block.column("click")[rows]
-        where = (block.column("ranked_position") == 1)[rows] if ranked else None
-        offsets = np.append(0, np.cumsum(np.diff(block.offsets)[kept]))
-        counts = list_counts(position, click, offsets, dataset.positions, where=where)
-        queries, counts = _by_query(block.query_hash[kept], counts)
-        hashes.append(queries)
-        sums.append(counts)
-    if not sum(len(queries) for queries in hashes):
+    found = False
+    for block in _read(dataset, split, ["position", "click", *columns]):
+        kept = _kept(block, wanted)
+        if kept.any():
+            rows = np.repeat(kept, np.diff(block.offsets))
+            offsets = np.append(0, np.cumsum(np.diff(block.offsets)[kept]))
+            block = Block(block.lists.filter(pa.array(kept)), block.items.filter(pa.array(rows)), offsets)
+            ranked = dataset.has("ranked_position")
+            yield block, block.column("ranked_position") == 1 if ranked else np.ones(rows.sum(), dtype=np.bool_)
+            found = True
+    if not found:
         raise DataError(f"the {split} split of {dataset.folder} must have randomised lists; it has none")
-    _, counts = _by_query(np.concatenate(hashes), np.concatenate(sums))  # a query may go on in the next block
-    _check_comparable(counts.sum(axis=0), dataset, split)
+
+
+def summed(keys: Sequence[NDArray[Any]], counts: Counts) -> tuple[list[NDArray[Any]], Counts]:
+    """The sums of the rows of `counts` that agree in all keys, and these keys, sorted by the first of them, and so on.
+
+    >>> summed([np.array([7, 5, 7])], np.array([[1], [2], [4]]))
+    ([array([5, 7])], array([[2], [5]]))
+    """
+    order = np.lexsort(keys[::-1])
+    keys = [key[order] for key in keys]
+    changed = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    starts = np.append(0, np.flatnonzero(changed) + 1)
+    return [key[starts] for key in keys], np.add.reduceat(counts[order], starts, dtype=counts.dtype)
+
+
+def joined(parts: Sequence[tuple[list[NDArray[Any]], Counts]]) -> tuple[list[NDArray[Any]], Counts]:
+    """What was `summed` block by block, summed together: a query may go on in the next block."""
+    keys = [np.concatenate(key) for key in zip(*(keys for keys, _ in parts), strict=True)]
+    return summed(keys, np.concatenate([counts for _, counts in parts]))
+
+
+def curve_of_queries(queries: NDArray[np.uint64], counts: Counts, source: str) -> Curve:
+    """One curve from counts `[rows, 4, K]`, each of some query `[rows]`; `source` is what a refusal calls the lists."""
+    _, counts = summed([queries], counts)
+    _check_comparable(counts.sum(axis=0), source)
     values, errors = relative_rates(counts)
     return Curve("randomised", tuple(values.tolist()), tuple(errors.tolist()))
-
-
-def _by_query(hashes: NDArray[np.uint64], counts: Ints) -> tuple[NDArray[np.uint64], Ints]:
-    """Sums of the rows that have the same hash."""
-    if len(hashes) == 0:
-        return hashes, counts
-    order = np.argsort(hashes, kind="stable")
-    queries, starts = np.unique(hashes[order], return_index=True)
-    return queries, np.asarray(np.add.reduceat(counts[order], starts, axis=0))
 
 
 def _read(dataset: Dataset, split: str, columns: list[str]) -> Iterator[Block]:
@@ -136,14 +210,12 @@ def _read(dataset: Dataset, split: str, columns: list[str]) -> Iterator[Block]:
     return dataset.blocks(split, [*columns, *optional])
 
 
-def _kept(block: Block, policies: Collection[str] | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The rows and the lists of these policies; a list has the policy of its first item."""
+def _kept(block: Block, policies: Collection[str] | None) -> NDArray[np.bool_]:
+    """The lists of these policies; a list has the policy of its first item."""
     if policies is None:
-        kept = np.ones(len(block.offsets) - 1, dtype=np.bool_)
-    else:
-        of_list = _policy(block).gather(block.offsets[:-1])
-        kept = of_list.is_in(list(policies)).fill_null(False).to_numpy().astype(np.bool_)
-    return np.repeat(kept, np.diff(block.offsets)), kept
+        return np.ones(len(block.offsets) - 1, dtype=np.bool_)
+    of_list = _policy(block).gather(block.offsets[:-1])
+    return of_list.is_in(list(policies)).fill_null(False).to_numpy().astype(np.bool_)
 
 
 def _policy(block: Block) -> pl.Series:
@@ -194,12 +266,11 @@ def _nothing_moved(dataset: Dataset, split: str) -> DataError:
     )
 
 
-def _check_comparable(sums: Ints, dataset: Dataset, split: str) -> None:
+def _check_comparable(sums: NDArray[Any], source: str) -> None:
     """Refuse sums `[4, K]` in which a position was not shown, or has no clicks at position 1 to compare with."""
     for row, words in ((0, "shows"), (3, "clicks at position 1 to compare with")):
         absent = [int(k) + 1 for k in np.flatnonzero(sums[row] == 0)]
         if absent:
             raise DataError(
-                f"every position needs {words} in the randomised lists of the {split} split of {dataset.folder}; "
-                f"there are none for {ranges(absent)}"
+                f"every position needs {words} in the randomised lists of {source}; there are none for {ranges(absent)}"
             )
