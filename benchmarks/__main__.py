@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.harness import Bar, environment, show, write_results
 
-NAMES = ("log", "clicks", "utility", "letor")
+NAMES = ("log", "clicks", "utility", "letor", "abtest")
 
 
 def main() -> int:

@@ -1,6 +1,8 @@
-"""Draw the pictures of the README and of docs/ from what `make demo` wrote (`make pictures`), or from a reproduction:
+"""Draw the pictures of the README and of docs/ from what `make demo` wrote (`make pictures`), from a reproduction, or
+from a store that `urank appstore` wrote:
 
 python docs/pictures.py reproduction docs/images
+python docs/pictures.py store docs/images
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
+from urank.config import build, read_toml
 from urank.paper.figures import list_example, position_curves
 from urank.report.figures import COLOURS, svg
 from urank.report.paper_figures import lists_plot, positions_plot
+from urank.simulate.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
 
 
 def item_curves(candidates: pl.DataFrame) -> Figure:
@@ -41,6 +45,28 @@ def item_curves(candidates: pl.DataFrame) -> Figure:
     return figure
 
 
+def attention_curves(market: Market) -> Figure:
+    """How attention falls with position in an app store, on average by device and by category (Figure 1)."""
+    rng = np.random.default_rng(0)
+    user, app = (rng.integers(number, size=20_000) for number in (market.config.users, market.config.apps))
+    curves = market.examination(user, app)
+    figure = Figure(figsize=(8.0, 3.2))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, names, group in zip(
+        panels, (DEVICES, CATEGORIES), (market.device[user], market.category[app]), strict=True
+    ):
+        means = {name: curves[group == number].mean(axis=0) for number, name in enumerate(names)}
+        for colour, (name, mean) in zip(COLOURS, sorted(means.items(), key=lambda each: -each[1][-1]), strict=False):
+            axes.plot(range(1, len(mean) + 1), mean, color=colour, marker="o", markersize=3, label=name)
+        axes.set_xlabel("position")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
+        axes.legend(frameon=False, fontsize="small")
+    panels[0].set_ylabel("P(looked at | position)")
+    return figure
+
+
 def reproduction(folder: Path, images: Path) -> None:
     """Figures 3 and 4 of the paper, from a folder of `urank reproduce all`."""
     results = pl.read_parquet(folder / "results.parquet")
@@ -55,6 +81,10 @@ def main(demo: Path, images: Path) -> None:
     images.mkdir(parents=True, exist_ok=True)
     if (demo / "settings.toml").is_file():
         reproduction(demo, images)
+        return
+    if (demo / "appstore.toml").is_file():
+        market = build_market(build(MarketConfig, read_toml(demo / "appstore.toml")))
+        (images / "attention-curves.svg").write_text(svg(attention_curves(market)) + "\n", encoding="utf-8")
         return
     candidates = pl.read_parquet(demo / "simulation" / "truth" / "candidates.parquet")
     (images / "item-curves.svg").write_text(svg(item_curves(candidates)) + "\n", encoding="utf-8")

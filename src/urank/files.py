@@ -16,7 +16,11 @@ from urank.errors import ConfigError
 __all__ = ["new_file", "new_folder"]
 
 _FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model"}
-_KEYS = {"simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"}}
+_KEYS = {
+    "simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"},
+    "appstore.toml": {"apps", "attention", "random_days", "users"},
+    "abtest.toml": {"after", "before", "during", "market"},
+}
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def test_refusals(tiny: Path, tmp_path: Path, command: Any) -> None:
         sentence: str = command("reproduce", *arguments, "-o", tmp_path / "out", "--workers", 1).refusal
         return sentence
 
-    assert refused("table3").startswith("there are the experiments table1")
+    assert refused("table9").startswith("there are the experiments table1")
     assert refused("table1", "--config", tmp_path / "no.toml").endswith(
         "no.toml cannot be read: No such file or directory"
     )

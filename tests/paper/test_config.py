@@ -12,9 +12,17 @@ from paper.tiny import TINY, config
 from urank.config import build
 from urank.errors import ConfigError
 from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
-from urank.paper.methods import METHODS, STEPS
-from urank.paper.published import DATASETS, dataset_name, published_architectures, published_metrics
-from urank.paper.results import METRICS
+from urank.paper.methods import METHODS
+from urank.paper.published import (
+    DATASETS,
+    dataset_name,
+    published_architectures,
+    published_metrics,
+    published_store,
+)
+from urank.paper.results import METRICS, STORE_METRICS
+from urank.paper.steps import KNOWN
+from urank.paper.store_methods import STORE_METHODS
 
 
 def test_every_experiment_reads_and_its_methods_exist() -> None:
@@ -22,13 +30,13 @@ def test_every_experiment_reads_and_its_methods_exist() -> None:
     for name, experiment in found.items():
         assert experiment.title
         assert experiment.methods
-        assert set(experiment.methods) <= {*METHODS, *STEPS}, name
+        assert set(experiment.methods) <= {*KNOWN}, name
         assert len(set(experiment.methods)) == len(experiment.methods)
         assert experiment.simulation.truth == "all"
     # `all` trains once for all of them.
     assert all(found["table1"].same_settings(other) for other in found.values())
     used = {key for experiment in found.values() for key in experiment.methods}
-    assert set(METHODS) <= used  # a method that nothing shows is not one
+    assert {*METHODS, *STORE_METHODS} <= used  # a method that nothing shows is not one
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,19 @@ def test_what_an_override_leaves_out_is_not_reset() -> None:
         assert after == before.model_copy(update={"training": after.training})
 
 
+def test_what_an_override_of_the_store_leaves_out_is_not_reset() -> None:
+    plain = read_experiment("table3").store
+    settings = {name: {"training": {"epochs": 3}} for name in ("production", "clicks", "scorer", "svm")}
+    laid = read_experiment("table3", {"store": {**settings, "market": {"users": 7}}}).store
+    assert laid.production.families == ("deepfm",)
+    assert laid.clicks.backbone == laid.scorer.backbone == "deepfm"
+    for name in settings:
+        before, after = getattr(plain, name), getattr(laid, name)
+        assert after.training == before.training.model_copy(update={"epochs": 3})
+        assert after == before.model_copy(update={"training": after.training})
+    assert laid.market == plain.market.model_copy(update={"users": 7})
+
+
 def _seeds(values: dict[str, Any], place: str = "") -> dict[str, int]:
     """Every key named seed, by its place."""
     found = {}
@@ -93,7 +114,8 @@ def test_a_seed_moves_every_seed_and_nothing_else() -> None:
     plain = config(simulation={**TINY["simulation"], "seed": 40})
     moved = plain.seeded(3)
     before, after = _seeds(plain.model_dump()), _seeds(moved.model_dump())
-    assert len(before) >= 6
+    assert len(before) >= 6 + 5
+    assert {place for place in before if place.startswith("store.")} >= {"store.market.", "store.scorer."}
     assert after == {place: seed + 3 for place, seed in before.items()}
     assert not plain.same_settings(moved)
     assert plain.seeded(0) == plain
@@ -132,6 +154,20 @@ def test_published_architectures() -> None:
     assert found["urank-a1"] == {"train": 0.695, "test": 0.684, "valid": 0.687, "#Click": 0.903, "CTR": 0.915}
     assert found["urank-a2"] == {"train": 0.701, "test": 0.693, "valid": 0.692, "#Click": 0.852, "CTR": 0.847}
     assert published_architectures("yahoo") == {} == published_architectures("")
+
+
+def test_published_figures_of_the_store() -> None:
+    found = published_store()
+    assert set(found) <= set(STORE_METHODS)
+    assert len(found) == 7
+    assert all(tuple(figures) == STORE_METRICS for figures in found.values())
+    dla = (1.665, 0.624, 1.338, 1.520, 3.631, 0.958, 2.233, 2.827)
+    assert found["store-dla"] == dict(zip(STORE_METRICS, dla, strict=True))
+    # What the text says of Scenario 1 follows from the table; what it says of Scenario 2 does not.
+    best = {metric: max(row[metric] for key, row in found.items() if key != "store-urank") for metric in STORE_METRICS}
+    gains = [100 * (found["store-urank"][metric] / best[metric] - 1) for metric in STORE_METRICS]
+    assert gains[:4] == pytest.approx([1.8, 7.7, 3.1, 2.2], abs=0.06)
+    assert min(gains) > 0
 
 
 def test_data_of_another_name_has_no_published_figures() -> None:

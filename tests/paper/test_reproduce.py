@@ -17,7 +17,8 @@ from urank.errors import ConfigError, UrankError
 from urank.paper.config import EXPERIMENTS
 from urank.paper.methods import METHODS
 from urank.paper.reproduce import experiments_of, reproduce
-from urank.paper.results import METRICS, Reproduction
+from urank.paper.results import METRICS, STORE_METRICS, Reproduction
+from urank.paper.store_methods import STORE_METHODS
 
 Everything = tuple[Reproduction, Path]
 
@@ -87,12 +88,40 @@ def test_all_of_it_is_there(everything: Everything) -> None:
     assert len(found.differences) == 6
     assert found.seconds > 0
     assert found.data.startswith("60 generated queries, 8 features")
+    assert found.data.endswith("; a simulated app store with 200 users and 40 apps")
     table = pl.read_parquet(folder / "table1.parquet")
     assert table["method"].to_list() == [row.key for row in found.rows]
     assert table["#Click"].to_list() == [row.mean["#Click"] for row in found.rows]
     assert pl.read_parquet(folder / "table2.parquet")["test"].to_list() == [row.test for row in found.architectures]
     assert half_written(folder) == []
-    assert not list(folder.glob("seed-*/data"))
+    assert not [*folder.glob("seed-*/data"), *folder.glob("seed-*/store/data")]
+
+
+def test_all_of_the_store_is_there(everything: Everything) -> None:
+    found, folder = everything
+    visits = TINY["store"]["test_visits"]
+    assert [row.key for row in found.store] == list(STORE_METHODS)
+    assert (len(found.store_claims), found.visits) == (8 + 2 + 8, 2 * visits)
+    table = pl.read_parquet(folder / "table3.parquet")
+    assert table["method"].to_list() == list(STORE_METHODS)
+    for metric in STORE_METRICS:
+        assert table[metric].to_list() == [row.mean[metric] for row in found.store]
+        assert table[f"{metric} true"].to_list() == [row.true[metric] for row in found.store]
+        assert table[f"{metric} p"].to_list() == [row.p_value.get(metric) for row in found.store]
+        assert table[f"{metric} true p"].to_list() == [row.true_p_value.get(metric) for row in found.store]
+        assert table[f"{metric} published"].to_list() == [row.published.get(metric) for row in found.store]
+    results = pl.read_parquet(folder / "store-results.parquet")
+    assert results.height == len(STORE_METHODS) * found.visits
+    assert results.select("seed", "method", "query_id").is_unique().all()
+    assert not results.select(pl.col(pl.Float64).is_nan().any()).row(0).count(True)
+
+
+def test_no_two_methods_of_the_store_are_the_same(everything: Everything) -> None:
+    """But for the matching and that for the cut-off, which are the same where all positions count."""
+    results = pl.read_parquet(everything[1] / "store-results.parquet").sort("seed", "query_id")
+    for metric, same in (("#click true", 1), ("#click@3 true", 0), ("Revenue true", 1), ("Revenue@3 true", 0)):
+        earned = {str(results.filter(pl.col("method") == key)[metric].to_list()) for key in STORE_METHODS}
+        assert len(earned) == len(STORE_METHODS) - same, metric
 
 
 def test_settings_make_the_same_again(everything: Everything) -> None:
@@ -112,6 +141,9 @@ def test_json_holds_all_of_it(everything: Everything) -> None:
     assert told["example"]["query"] == found.example.query
     assert told["example"]["positions"]["U-rank"] == found.example.positions["U-rank"].tolist()
     assert len(told["differences"]) == 6
+    assert [row["true"] for row in told["store"]] == [dict(row.true) for row in found.store]
+    assert [claim["text"] for claim in told["store_claims"]] == [claim.text for claim in found.store_claims]
+    assert told["visits"] == found.visits
     assert all(isfinite(value) for row in told["rows"] for value in row["deviation"].values())
 
 
@@ -143,6 +175,19 @@ def test_another_experiment_in_the_same_folder(everything: Everything) -> None:
         (folder / name).write_bytes(content)
 
 
+def test_the_store_alone(everything: Everything) -> None:
+    """It needs nothing of the others, nor makes anything of theirs, and counts its own seconds."""
+    found, folder = everything
+    written = {name: (folder / name).read_bytes() for name in ("results.parquet", "table1.parquet", "table3.parquet")}
+    again = reproduce(["table3"], folder, seeds=2, workers=1, overrides=TINY)
+    assert again.store == found.store
+    assert again.store_claims == found.store_claims
+    assert (again.rows, again.claims, again.queries) == ((), (), 0)
+    assert again.data == "a simulated app store with 200 users and 40 apps"
+    assert 0 < again.seconds < found.seconds
+    assert {name: (folder / name).read_bytes() for name in written} == written
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +200,15 @@ def test_another_experiment_in_the_same_folder(everything: Everything) -> None:
         (["table1"], {"dataset": "yahoo"}, "dataset says what the data is, so data must be given; got 'yahoo' alone"),
         (["table1"], {"overrides": {"methods": ["svm"]}}, "methods of table1 must be some of svm-none, .*; got 'svm'"),
         (["table1"], {"overrides": {"methods": []}}, "methods of table1 must name at least one of svm-none"),
-        (["table1"], {"overrides": {"methods": ["clicks"]}}, "methods of table1 must name at least one of"),
+        (["table1"], {"overrides": {"methods": ["clicks"]}}, "methods of table1 must be some of .*; got 'clicks'"),
+        (
+            ["table3"],
+            {"overrides": {"methods": ["km"]}},
+            "methods of table3 must be some of store-logged, .*; got 'km'",
+        ),
+        (["table1"], {"overrides": {"methods": ["store-km"]}}, "methods of table1 must be some of .*; got 'store-km'"),
+        (["table3"], {"overrides": {"methods": ["store-clicks"]}}, "methods of table3 must be some of store-logged"),
+        (["table3"], {"overrides": {"methods": []}}, "methods of table3 must name at least one of store-logged"),
         (["table1", "table2"], {"overrides": {"methods": ["km"]}}, "methods of table2 must be urank-a1, .*; got km"),
     ],
 )
@@ -170,8 +223,8 @@ def test_refused_before_anything_is_run(
 def test_names_of_experiments() -> None:
     assert experiments_of("all") == list(EXPERIMENTS)
     assert experiments_of("table2") == ["table2"]
-    with pytest.raises(ConfigError, match=r"there are the experiments table1, .*, and all; got 'table3'"):
-        experiments_of("table3")
+    with pytest.raises(ConfigError, match=r"there are the experiments table1, .*, and all; got 'table9'"):
+        experiments_of("table9")
 
 
 def quick(folder: Path, **settings: Any) -> Reproduction:

@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from paper.tiny import FEW, QUICK, TINY, config, half_written
 from urank.errors import UrankError
 from urank.paper import run as running
-from urank.paper.methods import METHODS, STEPS, needs_of
+from urank.paper.methods import STEPS
 from urank.paper.run import Step, run_steps, seed_folder, steps_for
-from urank.paper.trial import Trial
+from urank.paper.steps import DATA, KNOWN, SeedRun, is_method, needs
+from urank.paper.store_methods import STORE_STEPS
 from urank.progress import Report
-
-NAMES = (*METHODS, *STEPS)
-
 
 # --- which steps, and when -----------------------------------------------------------------------------------------
 
@@ -35,29 +33,80 @@ def test_what_is_needed_comes_along() -> None:
     assert {step.name for step in steps_for(["urank"], [0])} == {"data", "clicks", "urank"}
     assert {step.name for step in steps_for(["auc-vector"], [0])} == {"data", "clicks-vector", "auc-vector"}
     assert {step.name for step in steps_for(["svm-cpbm", "km"], [0])} == {"data", "cpbm", "svm-cpbm", "km"}
+    judged = {"store-data", "store-propensity"}
+    assert {step.name for step in steps_for(["store-km"], [0])} == judged | {"store-km"}
+    assert {step.name for step in steps_for(["store-urank"], [0])} == judged | {"store-clicks", "store-urank"}
     many = steps_for(["km", "urank", "km"], [0, 2])
     assert len(many) == len(set(many)) == 2 * len({"data", "clicks", "urank", "km"})
     assert {step.seed for step in many} == {0, 2}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KNOWN)
 def test_every_need_is_a_step(name: str) -> None:
-    needs, cost = needs_of(name)
-    assert set(needs) <= set(STEPS)
+    before, cost = needs(name)
+    of_store = name.startswith("store-")
+    assert set(before) <= set(STORE_STEPS if of_store else STEPS)
     assert cost > 0
-    assert name == "data" or "data" in needs
+    assert name in DATA or ("store-data" if of_store else "data") in before
+
+
+BOTH = {"data": ("svm-none", "ctr1"), "store-data": ("store-logged", "store-deepfm")}
+"""Of each kind of experiment, a method that needs nothing but the data and one that needs a click model."""
+
+
+def done(folder: Path, steps: list[Step]) -> SeedRun:
+    """A seed whose steps all have left something, but for the data, which is removed then."""
+    seed = SeedRun(seed_folder(folder, 0), config().seeded(0))
+    for step in steps:
+        path = path_of(seed, step.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if step.name not in DATA:
+            path.touch()
+    return seed
+
+
+def path_of(seed: SeedRun, name: str) -> Path:
+    return (seed.store if name.startswith("store-") else seed.trial).path(name)
+
+
+def missing(folder: Path, steps: list[Step]) -> set[str]:
+    return {step.name for step in running._missing(folder, config(), steps)}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_data_is_made_again_only_for_what_needs_it(tmp_path: Path, data: str) -> None:
+    steps = steps_for([name for names in BOTH.values() for name in names], [0])
+    seed = done(tmp_path, steps)
+    assert missing(tmp_path, steps) == set()
+    for name in (step.name for step in steps if step.name not in DATA and data in needs(step.name)[0]):
+        path_of(seed, name).unlink()
+        assert missing(tmp_path, steps) == {data, name}  # and not the data of the other kind
+        path_of(seed, data).mkdir()
+        assert missing(tmp_path, steps) == {name}
+        path_of(seed, data).rmdir()
+        path_of(seed, name).touch()
+    assert missing(tmp_path, steps) == set()
+
+
+def test_data_is_made_again_for_the_seed_that_lacks_something(tmp_path: Path) -> None:
+    steps = steps_for(["km", "store-km"], [0])
+    done(tmp_path, steps)
+    both = steps_for(["km", "store-km"], [0, 1])
+    assert {step for step in both if step.seed == 1} == set(running._missing(tmp_path, config(), both))
+    # Data alone is made by nobody who needs it.
+    assert missing(tmp_path / "new", [Step(0, name) for name in DATA]) == set()
 
 
 class _Watched(running._Book):
     """A book over a folder that is not there."""
 
     def __init__(self, steps: list[Step]) -> None:
-        total = sum(needs_of(step.name)[1] for step in steps)
+        total = sum(needs(step.name)[1] for step in steps)
         super().__init__(Path("/nowhere"), config(), list(steps), total, lambda *_: None)
 
 
 @given(
-    st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    st.lists(st.sampled_from(KNOWN), min_size=1, unique=True),
     st.integers(1, 3),
     st.integers(1, 5),
     st.randoms(use_true_random=False),
@@ -70,7 +119,7 @@ def test_nothing_starts_before_what_it_needs(names: list[str], seeds: int, worke
     started: list[Step] = []
     while book.left or book.running:
         while len(book.running) < workers and (step := book.next()) is not None:
-            assert {Step(step.seed, need) for need in needs_of(step.name)[0]} <= done
+            assert {Step(step.seed, need) for need in needs(step.name)[0]} <= done
             started.append(step)
         assert book.running, "all workers wait and nothing runs"
         finished = random.choice(sorted(book.running, key=str))  # type: ignore[attr-defined]
@@ -85,7 +134,7 @@ def test_nothing_starts_before_what_it_needs(names: list[str], seeds: int, worke
 
 def positions(folder: Path, seed: int = 0) -> dict[str, pl.DataFrame]:
     """What each method did, but for the time it took."""
-    found = sorted(seed_folder(folder, seed).glob("results/*.parquet"))
+    found = sorted(seed_folder(folder, seed).rglob("results/*.parquet"))
     return {path.stem: pl.read_parquet(path).drop("seconds") for path in found}
 
 
@@ -93,13 +142,13 @@ def positions(folder: Path, seed: int = 0) -> dict[str, pl.DataFrame]:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The steps that this process did."""
     names: list[str] = []
-    run_step = running.run_step
+    run = SeedRun.run
 
-    def watched(trial: Trial, name: str, report: Report) -> None:
+    def watched(seed: SeedRun, name: str, report: Report) -> None:
         names.append(name)
-        run_step(trial, name, report)
+        run(seed, name, report)
 
-    monkeypatch.setattr(running, "run_step", watched)
+    monkeypatch.setattr(SeedRun, "run", watched)
     return names
 
 
@@ -126,10 +175,39 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, ran: list[str]) -> None
     assert ran == ["data", "lambdarank-none"]
 
 
+def test_what_is_there_of_the_store_is_not_made_again(tmp_path: Path, ran: list[str]) -> None:
+    """Its data when a result is missing, for then a method may learn; the propensities and click models stay."""
+    steps = steps_for(["store-deepfm", "store-svm-truth", "store-km"], [0])
+    run_steps(tmp_path, config("table3"), steps, workers=1)
+    assert sorted(ran) == sorted(step.name for step in steps)
+    assert ran[0] == "store-data"
+    folder = tmp_path / "seed-0" / "store"
+    kept = {"test.parquet", "propensity.json", "deepfm", "results"}
+    assert {path.name for path in folder.iterdir()} == kept  # neither the data nor states of training
+    before = positions(tmp_path)
+    assert set(before) == {step.name for step in steps if is_method(step.name)}
+    ran.clear()
+    run_steps(tmp_path, config("table3"), steps, workers=1)
+    assert ran == []
+
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    (folder / "results" / "store-svm-truth.parquet").unlink()
+    run_steps(tmp_path, config("table3"), steps, workers=1)
+    assert ran == ["store-data", "store-svm-truth"]
+    again = {path.name for path in times if path.stat().st_mtime_ns != times[path]}
+    assert again == {"test.parquet", "store-svm-truth.parquet"}
+    assert all(frame.equals(before[name]) for name, frame in positions(tmp_path).items())
+
+    # Simulated clicks in the same folder need no store, nor does the store need them.
+    ran.clear()
+    run_steps(tmp_path, config(), steps_for(["km", "store-km"], [0]), workers=1)
+    assert ran == ["data", "km"]
+
+
 def test_progress_ends_with_all_of_it(tmp_path: Path) -> None:
     told: list[tuple[str, float, float | None]] = []
     run_steps(tmp_path, config(), steps_for(["km"], [0]), workers=1, report=lambda *each: told.append(each[:3]))  # type: ignore[arg-type]
-    total = needs_of("data")[1] + needs_of("km")[1]
+    total = needs("data")[1] + needs("km")[1]
     mine = [(done, of) for name, done, of in told if name == "all steps"]
     assert mine[0] == (0, pytest.approx(total))
     assert mine[-1] == (pytest.approx(total), pytest.approx(total))
@@ -149,15 +227,15 @@ def test_a_step_that_fails_is_one_sentence(tmp_path: Path, workers: int) -> None
 
 
 def test_what_was_done_before_a_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> None:
-    real = running.run_step
+    real = SeedRun.run
 
-    def fails(trial: Trial, name: str, report: Report) -> None:
+    def fails(seed: SeedRun, name: str, report: Report) -> None:
         if name == "km":
             raise UrankError("no more")
-        real(trial, name, report)
+        real(seed, name, report)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "run_step", fails)
+        patch.setattr(SeedRun, "run", fails)
         with pytest.raises(UrankError, match="no more"):
             run_steps(tmp_path, config(), steps_for(["svm-none", "km"], [0]), workers=1)
     assert list(positions(tmp_path)) == ["svm-none"]

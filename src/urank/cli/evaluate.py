@@ -52,7 +52,10 @@ def evaluate_command(
     ] = 0.01,
     truth: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="What `urank simulate` wrote: the true utilities beside the estimates."),
+        typer.Option(
+            metavar="DIR",
+            help="What `urank simulate` or `urank appstore` wrote: the true utilities beside the estimates.",
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the folds and all random numbers.")] = 0,

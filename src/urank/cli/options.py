@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from urank.errors import ConfigError
 from urank.log.read import Log, read
@@ -21,7 +22,9 @@ __all__ = [
     "Overwrite",
     "Quiet",
     "column_option",
+    "config_option",
     "json_text",
+    "numbers",
     "open_log",
     "print_json",
     "role_columns",
@@ -53,6 +56,37 @@ def open_log(
 ) -> Log:
     """Open the log that the shared options describe."""
     return read(source, columns=role_columns(column, _COLUMN), categorical=categorical or (), drop=drop or ())
+
+
+def config_option(
+    model: type[BaseModel], key: str, *flags: str, metavar: str | None = None, panel: str = "Options"
+) -> Any:
+    """An option that carries the description and the default of a configuration's key."""
+    field = model.model_fields[key]
+    text = f"{field.description}."
+    text = text[0].upper() + text[1:] if text[0].isascii() else text
+    default = field.default
+    if isinstance(default, tuple):  # as `numbers` reads it
+        default = ":".join(f"{number:g}" for number in default)
+    shown = False if default is None else str(default)
+    return typer.Option(*flags, help=text, show_default=shown, metavar=metavar, rich_help_panel=panel)
+
+
+def numbers(flag: str, text: str | None, count: int | None = None) -> tuple[float, ...] | None:
+    """What an option such as LOW:HIGH holds, so many numbers if told; none when it is left out.
+
+    >>> numbers("--bids", "0.2:10", 2)
+    (0.2, 10.0)
+    """
+    if text is None:
+        return None
+    try:
+        found = tuple(float(part) for part in text.split(":"))
+    except ValueError:
+        found = ()
+    if not found or (count is not None and len(found) != count):
+        raise ConfigError(f"{flag} takes {count or 'some'} numbers with colons between them; got '{text}'")
+    return found
 
 
 def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:

@@ -19,10 +19,10 @@ def reproduce_command(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="table1|table2|fig-ctr-by-position|fig-result-list|differences|all",
+            metavar="table1|table2|table3|fig-ctr-by-position|fig-result-list|differences|all",
             help="Which table or figure. **table1**: every ranker and propensity estimate; **table2**: architectures "
-            "of the click model (RQ2); **fig-ctr-by-position**: Figure 4; **fig-result-list**: Figure 3; "
-            "**differences**: what each change to U-rank as printed is worth.",
+            "of the click model (RQ2); **table3**: an app store, without bids and with; **fig-ctr-by-position**: "
+            "Figure 4; **fig-result-list**: Figure 3; **differences**: what each change to U-rank as printed is worth.",
         ),
     ],
     output: Annotated[
@@ -34,14 +34,15 @@ def reproduce_command(
         typer.Option(
             metavar="PATH",
             help="A LETOR file or folder (Yahoo set 1, MSLR-WEB10K, Istella-S, MQ2008 …). Documents are generated "
-            "when left out.",
+            "when left out. Does not concern table3, whose store is always simulated.",
         ),
     ] = None,
     dataset: Annotated[
         str,
         typer.Option(
             metavar="yahoo|mslr-web10k|istella-s",
-            help="Say that the data is one of the paper's: its figures then stand beside ours.",
+            help="Say that the data is one of the paper's: its figures then stand beside ours. Does not concern "
+            "table3, whose store is not the paper's.",
         ),
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="How often all of it is done, each time with another seed.")] = 5,
@@ -58,12 +59,12 @@ def reproduce_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reproduce the paper: its tables and figures on simulated clicks, with every baseline, and the claims of Section
-    5.4 checked one by one.
+    """Reproduce the paper: its tables and figures on simulated clicks, with every baseline, and the claims of Sections
+    5.4 and 6.1 checked one by one.
 
     DIR then holds `report.html`, `results.parquet` (each method, seed and test query), `table1.parquet` and
-    `settings.toml`. The same command goes on where it was killed; another experiment in the same DIR uses what was
-    trained.
+    `settings.toml`; after table3 also `store-results.parquet` (each method, seed and test visit) and `table3.parquet`.
+    The same command goes on where it was killed; another experiment in the same DIR uses what was trained.
 
     Example: `urank reproduce table1 --seeds 1 -o reproduction`
     """

@@ -33,7 +33,9 @@ def run_command(
     ranker: Annotated[str, typer.Option(metavar="network|trees|none", help="What learns to rank.")] = "network",
     truth: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="What `urank simulate` wrote: the truth beside every estimate."),
+        typer.Option(
+            metavar="DIR", help="What `urank simulate` or `urank appstore` wrote: the truth beside every estimate."
+        ),
     ] = None,
     valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that stop and choose.")] = 0.1,
     test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that judge.")] = 0.1,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from urank.cli.options import Json, Overwrite, Quiet, print_json
+from urank.cli.options import Json, Overwrite, Quiet, config_option, numbers, print_json
 from urank.config import build, read_toml
 from urank.errors import ConfigError
 from urank.progress import bars
@@ -18,13 +19,7 @@ from urank.simulate.letor import Simulation, simulate, write_simulation
 __all__ = ["simulate_command"]
 
 
-def _option(key: str, *flags: str, metavar: str | None = None, panel: str = "Options") -> Any:
-    """An option that carries the description and the default of the configuration's key."""
-    field = SimulationConfig.model_fields[key]
-    text = f"{field.description}."
-    text = text[0].upper() + text[1:] if text[0].isascii() else text
-    default = False if field.default is None else str(field.default)
-    return typer.Option(*flags, help=text, show_default=default, metavar=metavar, rich_help_panel=panel)
+_option = partial(config_option, SimulationConfig)
 
 
 def simulate_command(
@@ -84,11 +79,11 @@ def simulate_command(
         "features": features,
         "noise": noise,
         "candidates": candidates,
-        "values": _numbers("--values", values, 2),
+        "values": numbers("--values", values, 2),
         "positions": positions,
         "sessions": sessions,
         "loggers": loggers,
-        "traffic": _numbers("--traffic", traffic),
+        "traffic": numbers("--traffic", traffic),
         "label_share": label_share,
         **_randomise(randomise),
         "user": user,
@@ -138,18 +133,6 @@ def _summary(simulation: Simulation) -> dict[str, Any]:
         "clicks": clicks,
         "clicks_per_list": clicks / lists,
     }
-
-
-def _numbers(flag: str, text: str | None, count: int | None = None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        numbers = tuple(float(part) for part in text.split(":"))
-    except ValueError:
-        numbers = ()
-    if not numbers or (count is not None and len(numbers) != count):
-        raise ConfigError(f"{flag} takes {count or 'some'} numbers with colons between them; got '{text}'")
-    return numbers
 
 
 def _randomise(text: str | None) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,18 +13,25 @@ from numpy.typing import NDArray
 from urank.clicks.model import at_positions
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
+from urank.log.lists import list_ids
 
 __all__ = ["oracle_predictions", "read_truth", "true_table"]
 
 
 def read_truth(folder: str | Path) -> pl.DataFrame:
-    """The candidates of a simulation with their true table; `folder` is what `urank simulate` wrote, or its truth/."""
+    """The candidates of a simulation with their true table.
+
+    Args:
+        folder: what `urank simulate` or `urank appstore` wrote, or its truth/.
+    """
     folder = Path(folder)
     path = next(
         (p for p in (folder / "truth" / "candidates.parquet", folder / "candidates.parquet") if p.is_file()), None
     )
     if path is None:
-        raise DataError(f"{folder} holds no truth: urank simulate writes truth/candidates.parquet into its folder")
+        raise DataError(
+            f"{folder} holds no truth: urank simulate and urank appstore write truth/candidates.parquet into theirs"
+        )
     truth = pl.read_parquet(path)
     if "table" not in truth.columns:
         raise DataError(f"{path} has no click table: the clicks of cascade users depend on the items above")
@@ -31,21 +39,39 @@ def read_truth(folder: str | Path) -> pl.DataFrame:
 
 
 def true_table(truth: pl.DataFrame) -> Callable[[Block], NDArray[np.float64]]:
-    """What gives the true P(click | item, k) `[rows, K]` of the items of a block, looked up by `item_id`."""
+    """What gives the true P(click | item, k) `[rows, K]` of the items of a block.
+
+    They are looked up by `item_id`; where the truth has an item more than once, as that of an app store does, whose
+    users like different apps, by `query_id` and `item_id`.
+    """
     table = np.array(truth["table"].to_list(), dtype=np.float64)
-    number = pl.DataFrame({"item_id": truth["item_id"], "row": np.arange(truth.height)})
+    by = ["item_id"] if truth["item_id"].is_unique().all() else ["query_id", "item_id"]
+    known = truth.select(pl.col(by).cast(pl.String)).with_row_index("row")
+    twice = known.filter(known.select(by).is_duplicated())
+    if twice.height:
+        raise DataError(f"the truth has more than one table of {_called(twice.row(0, named=True))}")
 
     def look_up(block: Block) -> NDArray[np.float64]:
         if "item_id" not in block.items.column_names:
             raise DataError("the log does not name its items (item_id), so the truth cannot be looked up")
-        items = pl.DataFrame({"item_id": pl.Series(block.items["item_id"].combine_chunks()).cast(pl.String)})
-        found = items.join(number, on="item_id", how="left", maintain_order="left")["row"]
+        columns = {"item_id": pl.Series(block.items["item_id"].combine_chunks())}
+        if "query_id" in by:
+            columns["query_id"] = pl.Series(block.lists["query_id"].combine_chunks())[list_ids(block.offsets)]
+        items = pl.DataFrame(columns).select(pl.col(by).cast(pl.String))
+        found = items.join(known, on=by, how="left", maintain_order="left")["row"]
         if found.null_count():
-            absent = items["item_id"].filter(found.is_null())[0]
-            raise DataError(f"the truth does not know the item '{absent}' of the log")
+            absent = items.filter(found.is_null()).row(0, named=True)
+            only = "; urank appstore keeps the truth of the last day only" if len(by) > 1 else ""
+            raise DataError(f"the truth does not know {_called(absent)} of the log{only}")
         return np.asarray(table[found.to_numpy()])
 
     return look_up
+
+
+def _called(names: Mapping[str, Any]) -> str:
+    """An item in words."""
+    item = f"the item '{names['item_id']}'"
+    return f"{item} of query '{names['query_id']}'" if "query_id" in names else item
 
 
 def oracle_predictions(

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from urank.clicks.config import ClickConfig
 from urank.config import Settings, build, laid_over, read_toml
 from urank.errors import ConfigError
+from urank.paper.store_config import StoreConfig
 from urank.propensity.cpbm import CpbmConfig
 from urank.rankers.gbdt import TreesConfig
 from urank.rankers.ranksvm import RankSvmConfig
@@ -23,7 +24,7 @@ from urank.simulate.config import SimulationConfig
 
 __all__ = ["EXPERIMENTS", "ExperimentConfig", "read_experiment"]
 
-EXPERIMENTS = ("table1", "table2", "fig-ctr-by-position", "fig-result-list", "differences")
+EXPERIMENTS = ("table1", "table2", "table3", "fig-ctr-by-position", "fig-result-list", "differences")
 
 
 class ExperimentConfig(Settings):
@@ -47,6 +48,7 @@ class ExperimentConfig(Settings):
     svm: RankSvmConfig = RankSvmConfig()
     baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
     cpbm: CpbmConfig = CpbmConfig()
+    store: StoreConfig = Field(StoreConfig(), description="the app store of Section 6.1, for Table 3 alone")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -65,7 +67,7 @@ class ExperimentConfig(Settings):
             name: getattr(self, name).model_copy(update={"seed": getattr(self, name).seed + seed})
             for name in ("simulation", "clicks", "scorer", "faithful", "svm", "cpbm")
         }
-        return self.model_copy(update=moved)
+        return self.model_copy(update=moved | {"store": self.store.seeded(seed)})
 
 
 def read_experiment(name: str, overrides: dict[str, Any] | None = None, source: str = "") -> ExperimentConfig:

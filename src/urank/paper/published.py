@@ -8,9 +8,9 @@ from typing import Any
 
 from urank.config import read_toml
 from urank.errors import ConfigError
-from urank.paper.results import METRICS
+from urank.paper.results import METRICS, STORE_METRICS
 
-__all__ = ["DATASETS", "dataset_name", "published_architectures", "published_metrics"]
+__all__ = ["DATASETS", "dataset_name", "published_architectures", "published_metrics", "published_store"]
 
 DATASETS = ("yahoo", "mslr-web10k", "istella-s")
 
@@ -47,6 +47,15 @@ def published_architectures(dataset: str) -> dict[str, dict[str, float]]:
     columns = ("train", "test", "valid", "#Click", "CTR")
     found = _of(dataset).get("architectures", {})
     return {key: dict(zip(columns, figures, strict=True)) for key, figures in found.items()}
+
+
+def published_store() -> dict[str, dict[str, float]]:
+    """Method -> metric -> the figure of Table 3, of the paper's own app store.
+
+    >>> published_store()["store-urank"]["Revenue@1"]
+    1.264
+    """
+    return {key: dict(zip(STORE_METRICS, figures, strict=True)) for key, figures in _published()["store"].items()}
 
 
 def _of(dataset: str) -> dict[str, Any]:

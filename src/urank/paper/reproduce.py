@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +18,15 @@ from urank.files import new_file
 from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.paper.differences import differences
 from urank.paper.figures import curve_claims, list_example, position_curves
-from urank.paper.methods import METHODS, STEPS
+from urank.paper.methods import METHODS
 from urank.paper.published import DATASETS, dataset_name
-from urank.paper.results import METRICS, Reproduction, Row
+from urank.paper.results import METRICS, STORE_METRICS, Reproduction, Row, StoreRow
 from urank.paper.run import run_steps, seed_folder, steps_for
+from urank.paper.steps import KNOWN, is_method
+from urank.paper.store_methods import STORE_METHODS
 from urank.paper.table1 import claims_over_seeds, read_results, rows
 from urank.paper.table2 import architecture_claims, architectures
+from urank.paper.table3 import read_store_results, store_claims, store_rows
 from urank.progress import Report, silent
 
 __all__ = ["experiments_of", "reproduce"]
@@ -102,12 +105,13 @@ def _check_dataset(config: ExperimentConfig) -> None:
 
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
     for experiment, config in configs.items():
-        unknown = next((name for name in config.methods if name not in METHODS and name not in STEPS), None)
-        if unknown is not None:
-            raise ConfigError(f"methods of {experiment} must be some of {', '.join(METHODS)}; got '{unknown}'")
-        if not any(name in METHODS for name in config.methods):
-            raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(METHODS)}")
         own = read_experiment(experiment).methods
+        possible = [name for name in KNOWN if (name in STORE_METHODS) == (experiment == "table3") and is_method(name)]
+        unknown = next((name for name in config.methods if name not in possible and name not in own), None)
+        if unknown is not None:
+            raise ConfigError(f"methods of {experiment} must be some of {', '.join(possible)}; got '{unknown}'")
+        if not any(is_method(name) for name in config.methods):
+            raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(possible)}")
         if experiment == "table2" and config.methods != own:
             raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
 
@@ -119,7 +123,7 @@ def _claim(folder: Path, config: ExperimentConfig) -> None:
         earlier = build(ExperimentConfig, read_toml(path), str(path))
         if earlier.same_settings(config):
             return
-        if any(folder.glob("seed-*/candidates.parquet")):  # else nothing was made by those settings
+        if _holds_results(folder):  # else nothing was made by those settings
             raise ConfigError(f"{folder} holds results of other settings (see its {SETTINGS}); choose another folder")
     elif folder.is_dir() and any(not each.name.startswith(f".{SETTINGS}.") for each in folder.iterdir()):
         raise ConfigError(f"{folder} holds something else (it has no {SETTINGS}); choose another folder")
@@ -127,11 +131,15 @@ def _claim(folder: Path, config: ExperimentConfig) -> None:
         working.write_text(_to_toml(config), encoding="utf-8")
 
 
+def _holds_results(folder: Path) -> bool:
+    return any(folder.glob("seed-*/candidates.parquet")) or any(folder.glob("seed-*/store/test.parquet"))
+
+
 def _leave_nothing(folder: Path) -> None:
     """Take the folder back if nothing came of it, as when the data is not of the form."""
-    if not any(folder.glob("seed-*/candidates.parquet")):
+    if not _holds_results(folder):
         (folder / SETTINGS).unlink(missing_ok=True)
-        for path in (*folder.glob("seed-*"), folder):
+        for path in (*folder.glob("seed-*/store"), *folder.glob("seed-*"), folder):
             with suppress(OSError):  # what holds anything else stays
                 path.rmdir()
 
@@ -142,6 +150,26 @@ def _to_toml(config: ExperimentConfig) -> str:
 
 def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) -> Reproduction:
     folders = [seed_folder(folder, seed) for seed in range(seeds)]
+    config = next(iter(configs.values()))
+    found: dict[str, Any] = {}
+    of_letor = {name: each for name, each in configs.items() if name != "table3"}
+    if of_letor:
+        found |= _assemble_letor(folder, folders, of_letor)
+    if "table3" in configs:
+        found |= _assemble_store(folder, folders, configs["table3"])
+    return Reproduction(
+        what=list(configs),
+        data="; ".join(_data_in_words(config, configs)),
+        seeds=seeds,
+        settings=_to_toml(config),
+        versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
+        seconds=found.pop("seconds", 0.0) + found.pop("seconds_store", 0.0),
+        **found,
+    )
+
+
+def _assemble_letor(folder: Path, folders: list[Path], configs: dict[str, ExperimentConfig]) -> dict[str, Any]:
+    """What was found on simulated clicks (Section 5)."""
     config = next(iter(configs.values()))
     methods = {name: [key for key in each.methods if key in METHODS] for name, each in configs.items()}
     every = list(dict.fromkeys(key for keys in methods.values() for key in keys))
@@ -169,17 +197,41 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
     # With what earlier experiments in this folder found.
     known = [key for key in METHODS if all((each / "results" / f"{key}.parquet").is_file() for each in folders)]
     _write(folder / "results.parquet", read_results(folders, known))
-    first = results.filter(pl.col("method") == every[0])
-    return Reproduction(
-        what=list(configs),
-        data=_data_in_words(config),
-        seeds=seeds,
-        queries=first.height,
-        settings=_to_toml(config),
-        versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
-        seconds=float(results.group_by("seed", "method").agg(pl.col("seconds").first())["seconds"].to_numpy().sum()),
-        **found,
-    )
+    found["queries"] = results.filter(pl.col("method") == every[0]).height
+    return found | {"seconds": _seconds(results)}
+
+
+def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> dict[str, Any]:
+    """What was found in the app store (Section 6.1)."""
+    keys = [key for key in config.methods if key in STORE_METHODS]
+    stores = [each / "store" for each in folders]
+    results = read_store_results(stores, keys)
+    found = store_rows(results, keys)
+    _write(folder / "table3.parquet", pl.DataFrame([_flat_store(row) for row in found]))
+    known = [key for key in STORE_METHODS if all((each / "results" / f"{key}.parquet").is_file() for each in stores)]
+    _write(folder / "store-results.parquet", read_store_results(stores, known))
+    return {
+        "store": found,
+        "store_claims": store_claims(results, found),
+        "visits": results.filter(pl.col("method") == keys[0]).height,
+        "seconds_store": _seconds(results),
+    }
+
+
+def _seconds(results: pl.DataFrame) -> float:
+    return float(results.group_by("seed", "method").agg(pl.col("seconds").first())["seconds"].to_numpy().sum())
+
+
+def _flat_store(row: StoreRow) -> dict[str, Any]:
+    told: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
+    for metric in STORE_METRICS:
+        told[metric] = row.mean[metric]
+        told[f"{metric} deviation"] = row.deviation[metric]
+        told[f"{metric} p"] = row.p_value.get(metric)
+        told[f"{metric} true"] = row.true[metric]
+        told[f"{metric} true p"] = row.true_p_value.get(metric)
+        told[f"{metric} published"] = row.published.get(metric)
+    return told
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -197,11 +249,16 @@ def _write(path: Path, frame: pl.DataFrame) -> None:
         frame.write_parquet(working)
 
 
-def _data_in_words(config: ExperimentConfig) -> str:
-    simulation = config.simulation
-    denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"
-    users = f"users of the kind '{simulation.user}', relevance over {denominator}"
-    if simulation.data is None:
-        return f"{simulation.queries:,} generated queries, {simulation.features} features, {users}"
-    name = dataset_name(config.dataset) if config.dataset else Path(simulation.data).name
-    return f"documents of {name}, {users}"
+def _data_in_words(config: ExperimentConfig, what: Collection[str]) -> Iterator[str]:
+    if set(what) - {"table3"}:
+        simulation = config.simulation
+        denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"
+        users = f"users of the kind '{simulation.user}', relevance over {denominator}"
+        if simulation.data is None:
+            yield f"{simulation.queries:,} generated queries, {simulation.features} features, {users}"
+        else:
+            name = dataset_name(config.dataset) if config.dataset else Path(simulation.data).name
+            yield f"documents of {name}, {users}"
+    if "table3" in what:
+        market = config.store.market
+        yield f"a simulated app store with {market.users:,} users and {market.apps:,} apps"

@@ -11,9 +11,26 @@ from numpy.typing import NDArray
 
 from urank.plain import plain
 
-__all__ = ["METRICS", "AucRow", "Claim", "Difference", "Kind", "ListExample", "PositionCurve", "Reproduction", "Row"]
+__all__ = [
+    "METRICS",
+    "STORE_METRICS",
+    "AucRow",
+    "Claim",
+    "Difference",
+    "Kind",
+    "ListExample",
+    "PositionCurve",
+    "Reproduction",
+    "Row",
+    "StoreRow",
+    "over_seeds",
+    "store_metrics",
+]
 
 METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
+
+STORE_METRICS = tuple(f"{name}{at}" for name in ("#click", "Revenue") for at in ("", "@1", "@3", "@5"))
+"""The metrics of Table 3: downloads and what they are worth, of all positions and of the first ones."""
 
 Kind = Literal["baseline", "oracle", "ours"]
 """`oracle` rows know what no log tells, and are set in italics and left out of comparisons, as in the paper."""
@@ -50,6 +67,33 @@ class Row:
 
 
 @dataclass(frozen=True)
+class StoreRow:
+    """A row of Table 3: what a visit brings, debiased as the paper does it, and by the truth that only we know.
+
+    Attributes:
+        key, name, kind: as in `Row`.
+        mean, deviation: metric -> the debiased estimate, as in `Row`.
+        true, true_deviation: metric -> the true one.
+        p_value, true_p_value: metric -> for rows of ours, the largest p-value of paired t-tests against all baselines,
+            on visits, Holm-corrected; 1 when some baseline is better. Empty for other rows.
+        published: metric -> the paper's figure, which is of another store.
+        seconds: that training took for both scenarios, on average over seeds.
+    """
+
+    key: str
+    name: str
+    kind: Kind
+    mean: Mapping[str, float]
+    deviation: Mapping[str, float]
+    true: Mapping[str, float]
+    true_deviation: Mapping[str, float]
+    p_value: Mapping[str, float] = field(default_factory=dict)
+    true_p_value: Mapping[str, float] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = float("nan")
+
+
+@dataclass(frozen=True)
 class AucRow:
     """A row of Table 2: an architecture of the click model, its AUC, and what U-rank earns on it."""
 
@@ -76,6 +120,36 @@ class Claim:
     text: str
     holds: bool | None
     figures: str
+
+
+def over_seeds(told: Sequence[Claim], alone: Sequence[Sequence[Claim]]) -> list[Claim]:
+    """The claims on the means over seeds, which also must hold on most seeds taken alone: seeds are other data and
+    other users, and one in which all clicks are many would decide the mean.
+
+    Args:
+        told: the claims on all seeds.
+        alone: the same claims on each seed; when there is one seed, nothing more is asked.
+    """
+    if len(alone) < 2:
+        return list(told)
+    counts = [sum(bool(claim.holds) for claim in same) for same in zip(*alone, strict=True)]
+    return [
+        Claim(
+            claim.text,
+            bool(claim.holds) and 2 * count > len(alone),
+            f"{claim.figures}; holds on {count} of {len(alone)} seeds alone",
+        )
+        for claim, count in zip(told, counts, strict=True)
+    ]
+
+
+def store_metrics(name: str, positions: int) -> dict[str, int]:
+    """The metrics of one scenario, each with the number of first positions that count.
+
+    >>> store_metrics("#click", 10)
+    {'#click': 10, '#click@1': 1, '#click@3': 3, '#click@5': 5}
+    """
+    return {name: positions} | {f"{name}@{cutoff}": min(cutoff, positions) for cutoff in (1, 3, 5)}
 
 
 @dataclass(frozen=True)
@@ -120,12 +194,14 @@ class Reproduction:
         what: the experiments that were asked for.
         data: what the documents are, in words.
         seeds: how many.
-        queries: test queries of all seeds together.
+        queries: test queries of all seeds together, of Section 5.
         rows, claims: Table 1 and Section 5.4.
         architectures: Table 2.
         curves: Figure 4.
         example: Figure 3.
         differences: what U-rank here does otherwise than the paper, and what that is worth.
+        store, store_claims: Table 3 and Section 6.1.
+        visits: of the eighth day of the store, of all seeds together.
         settings: as TOML.
         versions: library -> version.
         seconds: that all training took, added up.
@@ -134,7 +210,7 @@ class Reproduction:
     what: Sequence[str]
     data: str
     seeds: int
-    queries: int
+    queries: int = 0
     rows: Sequence[Row] = ()
     claims: Sequence[Claim] = ()
     architectures: Sequence[AucRow] = ()
@@ -143,6 +219,9 @@ class Reproduction:
     curve_claims: Sequence[Claim] = ()
     example: ListExample | None = None
     differences: Sequence[Difference] = ()
+    store: Sequence[StoreRow] = ()
+    store_claims: Sequence[Claim] = ()
+    visits: int = 0
     settings: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -162,6 +241,9 @@ class Reproduction:
             "curve_claims": [plain(vars(claim)) for claim in self.curve_claims],
             "example": plain(vars(self.example)) if self.example is not None else None,
             "differences": [plain(vars(each)) for each in self.differences],
+            "store": [plain(vars(row)) for row in self.store],
+            "store_claims": [plain(vars(claim)) for claim in self.store_claims],
+            "visits": self.visits,
             "versions": dict(self.versions),
             "seconds": self.seconds,
         }

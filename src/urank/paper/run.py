@@ -20,8 +20,7 @@ from threading import Thread
 
 from urank.errors import UrankError
 from urank.paper.config import ExperimentConfig
-from urank.paper.methods import needs_of, run_step
-from urank.paper.trial import Trial
+from urank.paper.steps import DATA, SeedRun, needs
 from urank.progress import Report, silent
 
 __all__ = ["Step", "run_steps", "seed_folder", "steps_for"]
@@ -48,14 +47,14 @@ def steps_for(names: Iterable[str], seeds: Iterable[int]) -> list[Step]:
     ordered: dict[str, None] = {}
 
     def add(name: str) -> None:
-        for before in needs_of(name)[0]:
+        for before in needs(name)[0]:
             add(before)
         ordered.setdefault(name)
 
     for name in names:
         add(name)
     # What takes longest goes first where nothing else decides, so that no worker ends alone with it.
-    by_cost = sorted(ordered, key=lambda name: -needs_of(name)[1])
+    by_cost = sorted(ordered, key=lambda name: -needs(name)[1])
     return [Step(seed, name) for seed in seeds for name in by_cost]
 
 
@@ -81,25 +80,25 @@ def run_steps(
     """
     steps = list(steps)
     for seed in {step.seed for step in steps}:
-        Trial(seed_folder(folder, seed), config.seeded(seed)).sweep()
+        SeedRun(seed_folder(folder, seed), config.seeded(seed)).sweep()
     left = _missing(folder, config, steps)
     workers = min(workers or os.cpu_count() or 1, max(len(left), 1))
-    total = sum(needs_of(step.name)[1] for step in steps)
+    total = sum(needs(step.name)[1] for step in steps)
     book = _Book(folder, config, left, total, report)
     if workers == 1:
         _in_this_process(book)
     else:
         _in_processes(book, workers)
     for seed in {step.seed for step in steps}:
-        Trial(seed_folder(folder, seed), config.seeded(seed)).clean()
+        SeedRun(seed_folder(folder, seed), config.seeded(seed)).clean()
 
 
 def _missing(folder: Path, config: ExperimentConfig, steps: list[Step]) -> list[Step]:
     """The steps whose results are not there, with the data of their seeds where that was removed."""
-    trials = {step.seed: Trial(seed_folder(folder, step.seed), config.seeded(step.seed)) for step in steps}
-    absent = [step for step in steps if not trials[step.seed].has(step.name)]
-    seeds = {step.seed for step in absent if step.name != "data"}
-    return [step for step in absent if step.seed in seeds]
+    seeds = {step.seed: SeedRun(seed_folder(folder, step.seed), config.seeded(step.seed)) for step in steps}
+    absent = [step for step in steps if not seeds[step.seed].has(step.name)]
+    needed = {Step(step.seed, name) for step in absent if step.name not in DATA for name in needs(step.name)[0]}
+    return [step for step in absent if step.name not in DATA or step in needed]
 
 
 class _Book:
@@ -115,16 +114,16 @@ class _Book:
     ) -> None:
         self.folder, self.config, self.left, self.total, self.report = folder, config, left, total, report
         self.running: set[Step] = set()
-        self.done = total - sum(needs_of(step.name)[1] for step in left)
+        self.done = total - sum(needs(step.name)[1] for step in left)
         self.report("all steps", self.done, self.total)
 
-    def trial(self, step: Step) -> Trial:
-        return Trial(seed_folder(self.folder, step.seed), self.config.seeded(step.seed))
+    def seed(self, step: Step) -> SeedRun:
+        return SeedRun(seed_folder(self.folder, step.seed), self.config.seeded(step.seed))
 
     def next(self) -> Step | None:
         """A step that can start now."""
         for step in self.left:
-            waits = {Step(step.seed, name) for name in needs_of(step.name)[0]}
+            waits = {Step(step.seed, name) for name in needs(step.name)[0]}
             if not waits & ({*self.left} | self.running):
                 self.left.remove(step)
                 self.running.add(step)
@@ -133,7 +132,7 @@ class _Book:
 
     def finish(self, step: Step) -> None:
         self.running.discard(step)
-        self.done += needs_of(step.name)[1]
+        self.done += needs(step.name)[1]
         self.report("all steps", self.done, self.total, f"{step} done")
 
     def told(self, worker: int, step: Step) -> Report:
@@ -154,7 +153,7 @@ def _in_this_process(book: _Book) -> None:
         while book.left:
             step = book.next()
             assert step is not None  # noqa: S101 - nothing is running, so something can
-            run_step(book.trial(step), step.name, book.told(0, step))
+            book.seed(step).run(step.name, book.told(0, step))
             book.finish(step)
     finally:
         torch.set_num_threads(threads)
@@ -226,7 +225,7 @@ def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> Non
         while True:
             step = connection.recv()
             try:
-                run_step(Trial(seed_folder(folder, step.seed), config.seeded(step.seed)), step.name, report)
+                SeedRun(seed_folder(folder, step.seed), config.seeded(step.seed)).run(step.name, report)
             except ConnectionError:
                 raise
             except UrankError as error:

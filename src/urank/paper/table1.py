@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from urank.evaluate.stats import holm, paired
 from urank.paper.methods import METHODS
 from urank.paper.published import published_metrics
-from urank.paper.results import METRICS, Claim, Row
+from urank.paper.results import METRICS, Claim, Row, over_seeds
 
-__all__ = ["claims", "claims_over_seeds", "query_values", "read_results", "rows"]
+__all__ = ["above_all", "claims", "claims_over_seeds", "query_values", "read_results", "rows"]
 
 
 def read_results(folders: Sequence[Path], keys: Sequence[str]) -> pl.DataFrame:
@@ -67,9 +67,13 @@ def rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -> list[
 
 
 def _against_all(results: pl.DataFrame, key: str, baselines: Sequence[str], metric: str) -> float:
-    """The largest Holm-corrected p-value against the baselines; 1 when some of them is not worse."""
-    own = query_values(results, key, metric)
-    differences = [paired(own, query_values(results, other, metric)) for other in baselines]
+    others = [query_values(results, other, metric) for other in baselines]
+    return above_all(query_values(results, key, metric), others)
+
+
+def above_all(own: NDArray[np.float64], others: Sequence[NDArray[np.float64]]) -> float:
+    """The largest Holm-corrected p-value of paired t-tests against all others; 1 when some of them is not worse."""
+    differences = [paired(own, other) for other in others]
     if any(not difference.mean > 0 for difference in differences):
         return 1.0
     return float(np.max(holm([difference.p_value for difference in differences])))
@@ -82,28 +86,15 @@ def query_values(results: pl.DataFrame, key: str, metric: str) -> NDArray[np.flo
 
 
 def claims_over_seeds(results: pl.DataFrame, found: Sequence[Row]) -> list[Claim]:
-    """The claims on the means over seeds, which also must hold on most seeds taken alone: seeds are other documents and
-    other users, and one in which all clicks are many would decide the mean.
+    """The claims on the means over seeds, which also must hold on most seeds taken alone.
 
     Args:
         results: what the methods did.
         found: the rows made of them.
     """
-    told = claims(found)
     keys = [row.key for row in found]
-    seeds = results["seed"].unique().to_list()
-    if len(seeds) == 1:
-        return told
-    alone = [claims(rows(results.filter(pl.col("seed") == seed), keys)) for seed in seeds]
-    counts = [sum(bool(claim.holds) for claim in same) for same in zip(*alone, strict=True)]
-    return [
-        Claim(
-            claim.text,
-            bool(claim.holds) and 2 * count > len(seeds),
-            f"{claim.figures}; holds on {count} of {len(seeds)} seeds alone",
-        )
-        for claim, count in zip(told, counts, strict=True)
-    ]
+    parts = results.partition_by("seed", maintain_order=True)
+    return over_seeds(claims(found), [claims(rows(part, keys)) for part in parts])
 
 
 def claims(found: Sequence[Row]) -> list[Claim]:

@@ -13,7 +13,6 @@ Everything appears by rename when it is complete, so what is there need not be m
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +35,7 @@ from urank.log.read import read
 from urank.log.split import SPLITS, split_by_hash, stable_hash
 from urank.paper.config import ExperimentConfig
 from urank.paper.results import METRICS
+from urank.paper.seed_folder import SeedFolder
 from urank.progress import Report
 from urank.rankers.policies import Policy
 from urank.simulate.config import SimulationConfig
@@ -48,15 +48,13 @@ LISTS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Trial(SeedFolder):
     """One seed.
 
     Attributes:
-        folder: of the seed.
         config: of the experiment, with this seed.
     """
 
-    folder: Path
     config: ExperimentConfig
 
     @cached_property
@@ -129,10 +127,6 @@ class Trial:
         sessions = max(1, min(200, LISTS // read_letor(given.data).n_queries))
         return given.model_copy(update={"sessions": sessions})
 
-    def has(self, name: str) -> bool:
-        """Whether a step or a method is done."""
-        return self.path(name).exists()
-
     def path(self, name: str) -> Path:
         """Where a step or a method leaves what it made."""
         special = {
@@ -152,23 +146,6 @@ class Trial:
         frame = judged(self.candidates, policy.positions(self.block)).with_columns(seconds=pl.lit(seconds))
         with new_file(self.path(name)) as working:
             frame.write_parquet(working)
-
-    def sweep(self) -> None:
-        """Remove what a killed run left half-written; the states from which training goes on stay."""
-        for path in (*self.folder.glob(".*.*"), *self.folder.glob("results/.*.*")):
-            _remove(path)
-
-    def clean(self) -> None:
-        """Remove what methods learned from and the states of their training; it can be made again."""
-        for path in (self.folder / "data", *self.folder.glob(".*")):
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def judged(candidates: pl.DataFrame, position: NDArray[np.int64]) -> pl.DataFrame:

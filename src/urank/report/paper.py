@@ -11,37 +11,42 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from urank.report.numbers import Units, counted, number, p_text
+from urank.report.numbers import counted, number
 from urank.report.paper_tables import (
     CLICKS,
     architecture_table,
     best_baseline,
     claim_table,
-    clicks_of,
     compact_architecture_table,
     compact_table,
     difference_table,
-    figure_text,
-    leading_row,
+    mean_of,
     performance_table,
     setting_tables,
 )
-from urank.report.terminal import bullet, terminal_table
+from urank.report.paper_words import (
+    ORACLES,
+    earnings,
+    earnings_of_each,
+    print_claims,
+    print_stars,
+    standing,
+    standing_style,
+)
+from urank.report.store import print_store, store_earnings, store_sections, store_standing
+from urank.report.store_tables import as_judged
+from urank.report.terminal import terminal_table
 
 if TYPE_CHECKING:  # matplotlib is slow to load
-    from urank.paper.results import Claim, ListExample, Reproduction, Row
+    from urank.paper.results import ListExample, Reproduction, Row
     from urank.report.page import Chart, Section
     from urank.report.tables import Table
 
 __all__ = ["print_reproduction", "reproduction_sections", "reproduction_sentence", "write_reproduction"]
 
-_STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
-_HOLDS = {True: "yes", False: "no", None: "?"}
 _STARS = (
     "A star: better than every baseline. For each baseline a paired t-test compares the queries, each the mean over "
-    "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. "
-    "Rows in italics are oracles, which know what no log tells: they are left out of the comparisons. In bold, the "
-    "best figure of the others."
+    "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05."
 )
 _METRICS = (
     "#Click and CTR are by the true click probabilities: clicks a query, and clicks a document shown. MAP and nDCG "
@@ -68,34 +73,18 @@ def print_reproduction(reproduction: Reproduction, console: Console) -> None:
     """Print what a person should know, the sentence that counts last, where the eye is when it ends."""
     if reproduction.rows:
         console.print(terminal_table(compact_table(reproduction.rows)))
-        oracle = any(row.kind == "oracle" for row in reproduction.rows)
-        stars = "* better than every baseline, p < 0.05" + ("; † knows the truth, not compared" if oracle else "")
-        console.print(Text(stars, style="dim"))
-        console.print()
-    _print_claims(reproduction.claims, console)
+        print_stars(reproduction.rows, console)
+    print_claims(reproduction.claims, console)
     if reproduction.architectures:
         console.print(terminal_table(compact_architecture_table(reproduction.architectures)))
         console.print()
     if reproduction.differences:
         console.print(terminal_table(difference_table(reproduction.differences)))
         console.print()
-    _print_claims([*reproduction.architecture_claims, *reproduction.curve_claims], console)
-    console.print(Text(reproduction_sentence(reproduction), style=_style(reproduction.rows)))
-
-
-def _print_claims(claims: Sequence[Claim], console: Console) -> None:
-    for claim in claims:
-        figures = f": {claim.figures}" if claim.figures else ""
-        bullet(console, _HOLDS[claim.holds], Text(f"{claim.text.removesuffix('.')}{figures}"))
-    if claims:
-        console.print()
-
-
-def _style(rows: Sequence[Row]) -> str:
-    ours, baseline = leading_row(rows), best_baseline(rows)
-    if ours is None or baseline is None:
-        return "bold"
-    return _STYLES[1 if ours.significant(CLICKS) else -1 if clicks_of(ours) < clicks_of(baseline) else 0]
+    print_claims([*reproduction.architecture_claims, *reproduction.curve_claims], console)
+    print_store(reproduction, console)
+    style = standing_style(standing(reproduction.rows, CLICKS), store_standing(reproduction.store))
+    console.print(Text(reproduction_sentence(reproduction), style=style))
 
 
 def write_reproduction(reproduction: Reproduction, path: str | Path) -> None:
@@ -114,41 +103,22 @@ def reproduction_sentence(reproduction: Reproduction) -> str:
 
 
 def _earnings(reproduction: Reproduction) -> Iterator[str]:
-    """Of Table 1; without it, of what there is."""
-    ours, baseline = leading_row(reproduction.rows), best_baseline(reproduction.rows)
-    if ours is not None:
-        earned = f"{ours.name} earns {figure_text(CLICKS, clicks_of(ours))} clicks a query"
-        yield earned if baseline is None else f"{earned}, {_against(ours, baseline)}"
-    elif baseline is not None:
-        yield f"the best baseline, {baseline.name}, earns {figure_text(CLICKS, clicks_of(baseline))} clicks a query"
-    elif rows := [row for row in reproduction.rows if isfinite(clicks_of(row))]:
-        yield _each({row.name: clicks_of(row) for row in rows}, "a query")
-    elif reproduction.architectures:
-        yield _each({f"U-rank on {row.name}": row.clicks for row in reproduction.architectures}, "a query")
+    """Of Table 1, or without it of what there is on simulated clicks; then of the app store."""
+    table = list(earnings(reproduction.rows, CLICKS, "earns", "clicks a query"))
+    yield from table or _without_table(reproduction)
+    yield from store_earnings(reproduction.store)
+
+
+def _without_table(reproduction: Reproduction) -> Iterator[str]:
+    unit, clicks = "clicks a query", {}
+    if reproduction.architectures:
+        clicks = {f"U-rank on {row.name}": row.clicks for row in reproduction.architectures}
     elif reproduction.curves:
-        yield _each({curve.name: float(np.sum(curve.mean)) for curve in reproduction.curves}, "a query")
-    elif reproduction.example is not None and reproduction.example.clicks:
-        yield _each(dict(reproduction.example.clicks), f"on query {reproduction.example.query}")
-
-
-def _against(ours: Row, baseline: Row) -> str:
-    mean, base = clicks_of(ours), clicks_of(baseline)
-    rival = f"the best baseline ({baseline.name}: {figure_text(CLICKS, base)})"
-    if mean == base:
-        return f"just as {rival} does"
-    compared = f"{Units.of(base).size(mean - base)} {'more' if mean > base else 'less'} than {rival}"
-    p_value = ours.p_value.get(CLICKS)
-    if mean < base or p_value is None or not isfinite(p_value):
-        return compared
-    shown = p_text(p_value)
-    equals = f"p < {shown[1:]}" if shown.startswith("<") else f"p = {shown}"
-    return f"{compared}, {equals}" if ours.significant(CLICKS) else f"{compared}, which may be chance ({equals})"
-
-
-def _each(clicks: dict[str, float], where: str) -> str:
-    (first, earned), *others = clicks.items()
-    told = [f"{first} earns {figure_text(CLICKS, earned)} clicks {where}"]
-    return ", ".join(told + [f"{name} {figure_text(CLICKS, value)}" for name, value in others])
+        clicks = {curve.name: float(np.sum(curve.mean)) for curve in reproduction.curves}
+    elif reproduction.example is not None:
+        unit, clicks = f"clicks on query {reproduction.example.query}", dict(reproduction.example.clicks)
+    if clicks:
+        yield earnings_of_each(clicks, CLICKS, "earns", unit)
 
 
 def _claims_that_hold(reproduction: Reproduction) -> Iterator[str]:
@@ -156,6 +126,7 @@ def _claims_that_hold(reproduction: Reproduction) -> Iterator[str]:
         "Section 5.4": reproduction.claims,
         "Table 2": reproduction.architecture_claims,
         "Figure 4": reproduction.curve_claims,
+        "Section 6.1": reproduction.store_claims,
     }
     told = [(source, [claim.holds for claim in claims]) for source, claims in groups.items() if claims]
     if not told:
@@ -174,14 +145,13 @@ def reproduction_sections(reproduction: Reproduction) -> list[Section]:
     from urank.report.page import Section
 
     found = reproduction
-    size = f"{counted(found.seeds, 'seed', 'seeds')}, {counted(found.queries, 'test query', 'test queries')} in all"
-    run = f"{', '.join(found.what) or 'Nothing'}, on {found.data.removesuffix('.')}: {size}."
+    run = f"{', '.join(found.what) or 'Nothing'}, on {found.data.removesuffix('.')}: {_size(found)}."
     sections = [Section("What was run", paragraphs=[run])]
     if found.rows:
         sections.append(_performance(found))
     if found.claims:
         sections.append(Section("The claims of Section 5.4", tables=[claim_table(found.claims)]))
-    if any(isfinite(clicks_of(row)) for row in found.rows):
+    if any(isfinite(mean_of(row)) for row in found.rows):
         sections.append(Section("Clicks by method", charts=[_bars(found.rows)]))
     if found.architectures or found.architecture_claims:
         sections.append(_architectures(found))
@@ -193,9 +163,16 @@ def reproduction_sections(reproduction: Reproduction) -> list[Section]:
         told = "One change at a time; p is of the paired t-test on queries, each the mean over its seeds."
         table = difference_table(found.differences)
         sections.append(Section("What the differences to the paper are worth", paragraphs=[told], tables=[table]))
+    sections += store_sections(found)
     if found.settings or found.versions or found.seconds:
         sections.append(_settings(found))
     return sections
+
+
+def _size(found: Reproduction) -> str:
+    judged = [counted(found.queries, "test query", "test queries")] if found.queries or not found.visits else []
+    judged += [counted(found.visits, "test visit", "test visits")] if found.visits else []
+    return f"{counted(found.seeds, 'seed', 'seeds')}, {' and '.join(judged)} in all"
 
 
 def _performance(found: Reproduction) -> Section:
@@ -204,7 +181,7 @@ def _performance(found: Reproduction) -> Section:
     spread = any(isfinite(each) for row in found.rows for each in row.deviation.values())
     over = f"± is the standard deviation over the {found.seeds} seeds." if spread else ""
     table = performance_table(found.rows)
-    notes = [over, _STARS, _METRICS, *_on_published(table)]
+    notes = [over, _STARS, ORACLES, _METRICS, *_on_published(table)]
     return Section("Table 1: overall performance", tables=[table], notes=list(filter(None, notes)))
 
 
@@ -258,5 +235,6 @@ def _settings(found: Reproduction) -> Section:
     from urank.report.page import Section
 
     took = f"{counted(found.seeds, 'seed', 'seeds')}. All training together took {number(found.seconds, 0)} seconds."
-    tables = list(setting_tables(found.versions, found.rows))
+    timed = {"method of Table 1": found.rows, "method of Table 3": as_judged(found.store)}
+    tables = list(setting_tables(found.versions, timed))
     return Section("Settings", paragraphs=[took], tables=tables, code=found.settings)

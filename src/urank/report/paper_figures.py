@@ -2,72 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, isfinite, nan
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from urank.report.figures import COLOURS, plain_axes, plain_label
 from urank.report.numbers import number
-from urank.report.paper_tables import CLICKS, best_baseline, clicks_of, figure_text
+from urank.report.paper_tables import CLICKS, best_baseline, figure_text, mean_of
 
 if TYPE_CHECKING:
     from urank.paper.results import ListExample, PositionCurve, Row
 
-__all__ = ["clicks_plot", "lists_plot", "numbered", "positions_plot"]
+__all__ = ["INK", "KINDS", "clicks_plot", "lists_plot", "numbered", "positions_plot"]
 
 _BLUE, *_, _GREY = COLOURS
-_KINDS = {"baseline": _GREY, "oracle": "#d0d7de", "ours": _BLUE}
-_INK = "#1f2328"
+KINDS = {"baseline": _GREY, "oracle": "#d0d7de", "ours": _BLUE}
+INK = "#1f2328"
 _ORANGE = "#e8590c"
 _MARKERS = "os^Dv"
+_DIAMOND: dict[str, Any] = {
+    "marker": "D",
+    "markersize": 5,
+    "markerfacecolor": _ORANGE,
+    "markeredgecolor": "white",
+    "zorder": 4,
+}
 _NAME_WIDTH = 28
 _MOST_NUMBERED = 12
 """With more items than this, the cells are too small for numbers."""
 _MOST_LABELLED = 40
 
 
-def clicks_plot(rows: Sequence[Row]) -> Figure:
-    """A bar for each row of Table 1, the first at the top, with its deviation and a line at the best baseline."""
+def clicks_plot(
+    rows: Sequence[Row],
+    metric: str = CLICKS,
+    unit: str = "clicks a query",
+    *,
+    marks: Mapping[str, float] | None = None,
+    marked: str = "true",
+) -> Figure:
+    """A bar for each row of a table, the first at the top, with its deviation and a line at the best baseline.
+
+    Args:
+        rows: of the table.
+        metric: what the bars are.
+        unit: what they are in.
+        marks: key of a row -> where a diamond stands on its bar; none when left out.
+        marked: what the legend calls the diamonds.
+    """
     figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(rows)))
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    for place, row in enumerate(rows):
-        _bar(axes, place, row)
-    keys: list[Artist] = [_kind_patch(kind) for kind in _KINDS if any(row.kind == kind for row in rows)]
-    baseline = best_baseline(rows)
+    ends = [_bar(axes, place, row, metric, (marks or {}).get(row.key, nan)) for place, row in enumerate(rows)]
+    keys: list[Artist] = [_kind_patch(kind) for kind in KINDS if any(row.kind == kind for row in rows)]
+    baseline = best_baseline(rows, metric)
     if baseline is not None:
-        line = axes.axvline(clicks_of(baseline), color=_INK, linestyle=":", linewidth=1, label="best baseline")
-        keys.append(line)
+        at = mean_of(baseline, metric)
+        keys.append(axes.axvline(at, color=INK, linestyle=":", linewidth=1, label="best baseline"))
+    if marks:
+        keys.append(Line2D([], [], linestyle="none", label=marked, **_DIAMOND))
     axes.set_yticks(range(len(rows)), [_lines(row.name) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 1.14 * max(filter(isfinite, map(_reach, rows)), default=1.0) or 1.0)
-    axes.set_xlabel("clicks a query")
+    axes.set_xlim(0, 1.14 * max(filter(isfinite, ends), default=1.0) or 1.0)
+    axes.set_xlabel(unit)
     axes.legend(
-        handles=keys, frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0
+        handles=keys,
+        frameon=False,
+        fontsize="small",
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(keys),
+        borderaxespad=0,
     )
     return figure
 
 
-def _bar(axes: Axes, place: int, row: Row) -> None:
-    mean, deviation = clicks_of(row), row.deviation.get(CLICKS, nan)
-    star = "*" if isfinite(mean) and row.significant(CLICKS) else ""
+def _bar(axes: Axes, place: int, row: Row, metric: str, mark: float) -> float:
+    """Draw one, and tell how far it reaches with its whisker and its mark."""
+    mean, deviation = mean_of(row, metric), row.deviation.get(metric, nan)
+    star = "*" if isfinite(mean) and row.significant(metric) else ""
+    end = mean + (deviation if isfinite(deviation) else 0.0)
     if isfinite(mean):
         hatch = "///" if row.kind == "oracle" else None
-        axes.barh(place, mean, height=0.66, color=_KINDS[row.kind], edgecolor="white", linewidth=0, hatch=hatch)
+        axes.barh(place, mean, height=0.66, color=KINDS[row.kind], edgecolor="white", linewidth=0, hatch=hatch)
         if isfinite(deviation):
-            axes.errorbar(mean, place, xerr=deviation, fmt="none", ecolor=_INK, elinewidth=1, capsize=2.5)
-    at = _reach(row)
+            axes.errorbar(mean, place, xerr=deviation, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    if isfinite(mark):
+        axes.plot(mark, place, **_DIAMOND)
+        end = max(mark, end) if isfinite(end) else mark
     axes.annotate(
-        figure_text(CLICKS, mean) + star,
-        (at if isfinite(at) else 0.0, place),
+        figure_text(metric, mean) + star,
+        (end if isfinite(end) else 0.0, place),
         xytext=(5, 0),
         textcoords="offset points",
         va="center",
@@ -76,17 +110,12 @@ def _bar(axes: Axes, place: int, row: Row) -> None:
         fontstyle="italic" if row.kind == "oracle" else "normal",
         bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
     )
-
-
-def _reach(row: Row) -> float:
-    """The right end of its whisker."""
-    deviation = row.deviation.get(CLICKS, nan)
-    return clicks_of(row) + (deviation if isfinite(deviation) else 0.0)
+    return end
 
 
 def _kind_patch(kind: str) -> Patch:
     hatch = "///" if kind == "oracle" else None
-    return Patch(facecolor=_KINDS[kind], edgecolor="white", linewidth=0, hatch=hatch, label=kind)
+    return Patch(facecolor=KINDS[kind], edgecolor="white", linewidth=0, hatch=hatch, label=kind)
 
 
 def positions_plot(curves: Sequence[PositionCurve]) -> Figure:
@@ -149,7 +178,7 @@ def _panel(axes: Axes, example: ListExample, method: str) -> AxesImage:
         chosen = int(example.positions[method][item]) == position + 1
         if numbered(example):
             value = float(example.table[item, position])
-            colour = "white" if value > 0.65 * most else _INK
+            colour = "white" if value > 0.65 * most else INK
             weight = "bold" if chosen else "normal"
             text = number(value, 2)
             axes.text(position + 1, item, text, ha="center", va="center", color=colour, weight=weight, fontsize=8)
@@ -168,7 +197,7 @@ def _outline(axes: Axes, item: int, position: int, *, dotted: bool) -> None:
     corner = (position - 0.5, item - 0.5)
     axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=_ORANGE, linewidth=2.5, zorder=3, clip_on=False))
     if dotted:
-        axes.plot(position, item, marker="o", markersize=4, color=_ORANGE, markeredgecolor=_INK, zorder=4)
+        axes.plot(position, item, marker="o", markersize=4, color=_ORANGE, markeredgecolor=INK, zorder=4)
 
 
 def _item_label(name: str, label: float) -> str:
@@ -178,4 +207,4 @@ def _item_label(name: str, label: float) -> str:
 
 def _lines(name: str, width: int = _NAME_WIDTH) -> str:
     """A name in several lines when it is long."""
-    return "\n".join(plain_label(line) for line in wrap(name, width) or [name])
+    return "\n".join(plain_label(line) for line in wrap(name, width, break_on_hyphens=False) or [name])

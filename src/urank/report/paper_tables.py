@@ -19,19 +19,25 @@ __all__ = [
     "CLICKS",
     "architecture_table",
     "best_baseline",
+    "by_columns",
     "claim_table",
-    "clicks_of",
     "compact_architecture_table",
+    "compact_cells",
+    "compact_names",
     "compact_table",
     "difference_table",
     "figure_text",
     "highest",
     "leading_row",
+    "mean_of",
+    "oracles_in_italics",
+    "performance_cells",
     "performance_table",
     "setting_tables",
 ]
 
 CLICKS = "#Click"
+_URANK = ("urank", "store-urank")
 _DECIMALS = {"CTR": 4}
 _HOLDS = {True: "yes", False: "no", None: "cannot be told"}
 _AUC = {
@@ -46,43 +52,71 @@ _AUC = {
 
 def performance_table(rows: Sequence[Row]) -> Table:
     """Table 1 for a page: the best figure of each metric in bold, oracle rows in italics, the paper's beside ours."""
-    columns: dict[str, list[str]] = {"method": [_oracle_in_italics(row, row.name) for row in rows]}
+    columns: dict[str, list[str]] = {"method": oracles_in_italics(rows, [row.name for row in rows])}
     for metric in METRICS:
-        best = highest(rows, metric)
-        columns[metric] = [_performance_cell(row, metric, bold=row in best) for row in rows]
+        columns[metric] = performance_cells(rows, metric)
         for head, cells in _published(metric, metric, rows).items():
-            columns[head] = [_oracle_in_italics(row, cell) for row, cell in zip(rows, cells, strict=True)]
-    return _by_columns(columns)
+            columns[head] = oracles_in_italics(rows, cells)
+    return by_columns(columns)
+
+
+def performance_cells(rows: Sequence[Row], metric: str) -> list[str]:
+    """A column for a page: means with their stars and deviations, the best in bold, oracles in italics."""
+    best = highest(rows, metric)
+    cells = []
+    for row in rows:
+        shown = _starred(row, metric)
+        if row in best:
+            shown = Markup("<strong>{}</strong>").format(shown)
+        cells.append(shown + _spread(metric, mean_of(row, metric), row.deviation.get(metric, nan)))
+    return oracles_in_italics(rows, cells)
+
+
+def oracles_in_italics(rows: Sequence[Row], cells: Sequence[str]) -> list[str]:
+    """The cells of these rows as they are, but for those of oracles."""
+    return [
+        Markup("<em>{}</em>").format(cell) if row.kind == "oracle" else cell
+        for row, cell in zip(rows, cells, strict=True)
+    ]
 
 
 def compact_table(rows: Sequence[Row]) -> Table:
     """Table 1 for a terminal: the means and their stars; a dagger marks an oracle."""
-    names = [f"{row.name} †" if row.kind == "oracle" else row.name for row in rows]
-    return _by_columns({"method": names} | {metric: [_starred(row, metric) for row in rows] for metric in METRICS})
+    return by_columns({"method": compact_names(rows)} | {metric: compact_cells(rows, metric) for metric in METRICS})
+
+
+def compact_names(rows: Sequence[Row]) -> list[str]:
+    """The names for a terminal, oracles with a dagger."""
+    return [f"{row.name} †" if row.kind == "oracle" else row.name for row in rows]
+
+
+def compact_cells(rows: Sequence[Row], metric: str) -> list[str]:
+    """A column for a terminal: means with their stars."""
+    return [_starred(row, metric) for row in rows]
 
 
 def highest(rows: Sequence[Row], metric: str) -> list[Row]:
     """The row with the largest mean, or those that share it; oracle rows do not compete."""
-    rivals = [row for row in rows if row.kind != "oracle" and isfinite(row.mean.get(metric, nan))]
+    rivals = [row for row in rows if row.kind != "oracle" and isfinite(mean_of(row, metric))]
     best = max((row.mean[metric] for row in rivals), default=nan)
     return [row for row in rivals if row.mean[metric] == best]
 
 
-def clicks_of(row: Row) -> float:
-    """What it earns a query; NaN when that is not known."""
-    return row.mean.get(CLICKS, nan)
+def mean_of(row: Row, metric: str = CLICKS) -> float:
+    """What it earns on average; NaN when that is not known."""
+    return row.mean.get(metric, nan)
 
 
-def leading_row(rows: Sequence[Row]) -> Row | None:
+def leading_row(rows: Sequence[Row], metric: str = CLICKS) -> Row | None:
     """U-rank, or else the best of ours; none when there is no such row with a figure."""
     ours = [row for row in rows if row.kind == "ours"]
-    named = [row for row in rows if row.key == "urank" and isfinite(clicks_of(row))]
-    return next(iter(named or highest(ours, CLICKS)), None)
+    named = [row for row in rows if row.key in _URANK and isfinite(mean_of(row, metric))]
+    return next(iter(named or highest(ours, metric)), None)
 
 
-def best_baseline(rows: Sequence[Row]) -> Row | None:
-    """The baseline that earns the most clicks, if there is any with a figure."""
-    return next(iter(highest([row for row in rows if row.kind == "baseline"], CLICKS)), None)
+def best_baseline(rows: Sequence[Row], metric: str = CLICKS) -> Row | None:
+    """The baseline that earns the most, if there is any with a figure."""
+    return next(iter(highest([row for row in rows if row.kind == "baseline"], metric)), None)
 
 
 def figure_text(metric: str, mean: float) -> str:
@@ -94,24 +128,13 @@ def figure_text(metric: str, mean: float) -> str:
     return number(mean, _DECIMALS.get(metric, 3))
 
 
-def _performance_cell(row: Row, metric: str, *, bold: bool) -> str:
-    shown = _starred(row, metric)
-    if bold:
-        shown = Markup("<strong>{}</strong>").format(shown)
-    return _oracle_in_italics(row, shown + _spread(metric, row.mean.get(metric, nan), row.deviation.get(metric, nan)))
-
-
 def _starred(row: Row, metric: str) -> str:
-    shown = figure_text(metric, row.mean.get(metric, nan))
+    shown = figure_text(metric, mean_of(row, metric))
     return f"{shown}*" if shown != UNKNOWN and row.significant(metric) else shown
 
 
 def _spread(metric: str, mean: float, deviation: float) -> str:
     return "" if isnan(mean) or isnan(deviation) else f" ± {figure_text(metric, deviation)}"
-
-
-def _oracle_in_italics(row: Row, shown: str) -> str:
-    return Markup("<em>{}</em>").format(shown) if row.kind == "oracle" else shown
 
 
 def architecture_table(architectures: Sequence[AucRow]) -> Table:
@@ -125,7 +148,7 @@ def architecture_table(architectures: Sequence[AucRow]) -> Table:
             for value, deviation in zip(values, deviations, strict=True)
         ]
         columns |= _published(head, key, architectures)
-    return _by_columns(columns)
+    return by_columns(columns)
 
 
 def compact_architecture_table(architectures: Sequence[AucRow]) -> Table:
@@ -133,7 +156,7 @@ def compact_architecture_table(architectures: Sequence[AucRow]) -> Table:
     columns = {
         head: [figure_text(head, getattr(row, where)) for row in architectures] for head, (where, _) in _AUC.items()
     }
-    return _by_columns({"architecture": [row.name for row in architectures]} | columns)
+    return by_columns({"architecture": [row.name for row in architectures]} | columns)
 
 
 def _published(head: str, key: str, rows: Sequence[Row] | Sequence[AucRow]) -> dict[str, list[str]]:
@@ -166,13 +189,15 @@ def claim_table(claims: Sequence[Claim]) -> Table:
     return Table(head, [(claim.text, _HOLDS[claim.holds], claim.figures or UNKNOWN) for claim in claims], words=head)
 
 
-def setting_tables(versions: Mapping[str, str], rows: Sequence[Row]) -> Iterator[Table]:
-    """The libraries, and how long each method took to train."""
+def setting_tables(versions: Mapping[str, str], timed: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
+    """The libraries, and how long each method took to train; of each table of methods, by the head of its names."""
     if versions:
         yield Table(("library", "version"), list(versions.items()))
-    if any(isfinite(row.seconds) for row in rows):
-        yield Table(("method", "training, s a seed"), [(row.name, number(row.seconds, 1)) for row in rows])
+    for head, rows in timed.items():
+        if any(isfinite(row.seconds) for row in rows):
+            yield Table((head, "training, s a seed"), [(row.name, number(row.seconds, 1)) for row in rows])
 
 
-def _by_columns(columns: Mapping[str, Sequence[str]]) -> Table:
+def by_columns(columns: Mapping[str, Sequence[str]]) -> Table:
+    """The table of these columns, by their heads."""
     return Table(tuple(columns), list(zip(*columns.values(), strict=True)))

@@ -1,0 +1,139 @@
+"""The report of Table 3: an app store, judged as the paper judges it and by the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from urank.report.numbers import Units
+from urank.report.paper_tables import best_baseline, claim_table, leading_row, mean_of
+from urank.report.paper_words import ORACLES, earnings, print_claims, print_stars, standing
+from urank.report.store_tables import (
+    DOWNLOADS,
+    SCENARIOS,
+    as_judged,
+    by_truth,
+    compact_scenario_table,
+    published_table,
+    scenario_table,
+)
+from urank.report.terminal import terminal_table
+
+if TYPE_CHECKING:  # matplotlib is slow to load
+    from urank.paper.results import Reproduction, StoreRow
+    from urank.report.page import Section
+
+__all__ = ["print_store", "store_earnings", "store_sections", "store_standing"]
+
+_WHAT = (
+    "A simulated app store takes the place of the paper's. Methods learn from the log of its production ranker, and "
+    "the day after judges them. Scenario 1 counts the downloads of a visit (#click), Scenario 2 what they are worth "
+    "(Revenue): of all positions, and of the first 1, 3 and 5."
+)
+_DEBIASED = (
+    "The figures are debiased as in Section 6.1: a logged download counts by how much likelier, or less likely, its "
+    "app is looked at where a method puts it than where it was shown. How likely that is, by category and position, "
+    "is estimated from random traffic. The columns marked true hold what an order truly brings by the probabilities "
+    "of the simulation, which no real store knows."
+)
+_STARS = (
+    "A star: better than every baseline. For each baseline a paired t-test compares the visits of all seeds; its "
+    "p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. A star of a true "
+    "figure is of the same tests on the true figures."
+)
+_TOP = (
+    "#click@1 counts position 1 alone. By definition it is best served by sorting by the chance of a download there, "
+    "so a ranker that maximises the downloads of all positions can be behind on it, and likewise on Revenue@1.{oracles}"
+)
+_ORACLES = (
+    " The oracles show it: by the truth, sorting by the CTR at 1 is never behind the matching on #click@1, and never "
+    "ahead on #click."
+)
+_PAPER = "Columns marked (paper) hold what the paper's table says, which is of another store: only orders compare."
+_CLAIMS = (
+    "Those on the order of the methods are not the paper's own: they ask whether its way to judge can be trusted. Such "
+    "a claim fails when two methods are told apart, beyond chance, by the estimate and by the truth the other way "
+    "round."
+)
+_BARS = "Downloads a visit, debiased as in Table 3: {bars}.{line} The diamonds are the true downloads."
+_POINTS = (
+    "Each method by its true figure and its debiased estimate. On the dotted line the two are equal; where the points "
+    "rise from left to right, the estimate orders the methods as the truth does. Grey: baselines; blue: ours; light: "
+    "oracles."
+)
+
+
+def print_store(found: Reproduction, console: Console) -> None:
+    """Print both scenarios and what holds of Section 6.1."""
+    for scenario in SCENARIOS if found.store else ():
+        console.print(terminal_table(compact_scenario_table(found.store, scenario)))
+        console.print()
+    if found.store:
+        print_stars(as_judged(found.store), console, "true: what the order truly brings")
+    print_claims(found.store_claims, console)
+
+
+def store_earnings(rows: Sequence[StoreRow]) -> Iterator[str]:
+    """What U-rank brings against the best baseline, by the estimate and by the truth."""
+    judged, true = as_judged(rows), by_truth(rows)
+    yield from earnings(judged, DOWNLOADS, "brings", "downloads a visit")
+    ours, rival, best = leading_row(judged, DOWNLOADS), best_baseline(judged, DOWNLOADS), best_baseline(true, DOWNLOADS)
+    if ours is None or rival is None or best is None:
+        return
+    mean = next(mean_of(row, DOWNLOADS) for row in true if row.key == ours.key)
+    if isfinite(mean):
+        base = mean_of(best, DOWNLOADS)
+        other = "" if best.key == rival.key else f" against {best.name}, the best in truth"
+        yield f"truly {Units.of(base).change(mean - base)}{other}"
+
+
+def store_standing(rows: Sequence[StoreRow]) -> int | None:
+    """How U-rank stands by the estimate, as `standing` has it."""
+    return standing(as_judged(rows), DOWNLOADS)
+
+
+def store_sections(found: Reproduction) -> Iterator[Section]:
+    """What the page tells of the store, in order."""
+    from urank.report.page import Section
+
+    if found.store:
+        yield _table(found)
+    if found.store_claims:
+        claims = claim_table(found.store_claims)
+        yield Section("The claims of Section 6.1", tables=[claims], notes=[_CLAIMS])
+    if any(isfinite(mean_of(row, DOWNLOADS)) for row in as_judged(found.store)):
+        yield _charts(found.store)
+
+
+def _table(found: Reproduction) -> Section:
+    from urank.report.page import Section
+
+    tables = [scenario_table(found.store, scenario) for scenario in SCENARIOS]
+    published = published_table(found.store)
+    seeds = f"± is the standard deviation over the {found.seeds} seeds, each another store."
+    both = {"store-ctr1-truth", "store-km"} <= {row.key for row in found.store}
+    notes = [seeds] if _spread(found.store) else []
+    notes += [_STARS, ORACLES, _TOP.format(oracles=_ORACLES if both else "")]
+    if published is not None:
+        tables, notes = [*tables, published], [*notes, _PAPER]
+    return Section("Table 3: an app store", paragraphs=[_WHAT, _DEBIASED], tables=tables, notes=notes)
+
+
+def _spread(rows: Sequence[StoreRow]) -> bool:
+    return any(isfinite(each) for row in rows for each in row.deviation.values())
+
+
+def _charts(rows: Sequence[StoreRow]) -> Section:
+    from urank.report.page import Chart, Section
+    from urank.report.store_figures import agreement_plot, downloads_plot
+
+    bars = "whiskers are one standard deviation over seeds" if _spread(rows) else "one seed, hence no whiskers"
+    line = "" if best_baseline(as_judged(rows), DOWNLOADS) is None else " The dotted line is the best baseline."
+    charts = [
+        Chart(downloads_plot(rows), _BARS.format(bars=bars, line=line)),
+        Chart(agreement_plot(rows), _POINTS),
+    ]
+    return Section("The debiased estimate and the truth", charts=charts)

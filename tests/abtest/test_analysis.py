@@ -1,0 +1,281 @@
+"""A whole test: every number from its parts, the checks and warnings, words and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from urank.abtest.analysis import analyse
+from urank.abtest.estimate import bootstrap_lift, compare, effect
+from urank.abtest.exposures import Exposures, read_exposures
+from urank.abtest.judge import covariates
+from urank.abtest.metrics import METRICS, by_user
+from urank.abtest.moments import moments
+from urank.abtest.results import Analysis
+from urank.errors import ConfigError, DataError
+from urank.evaluate.stats import holm
+from urank.simulate.visits import impressions_of, simulate_visits
+
+START = "2020-05-13"
+
+
+@pytest.fixture(scope="module")
+def visits() -> Exposures:
+    return simulate_visits(4000, days=10, before=7, lift=0.2, rng=np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def analysis(visits: Exposures) -> Analysis:
+    return analyse(visits, control="A", start=START)
+
+
+@pytest.fixture(scope="module")
+def three(visits: Exposures) -> Exposures:
+    """The users of B in two arms that do not differ from each other."""
+    arm = np.where((visits.arm == 1) & (np.arange(visits.users) % 2 == 0), 2, visits.arm)
+    return replace(visits, arms=("A", "B", "C"), arm=arm)
+
+
+def test_totals_are_those_of_the_test_alone(visits: Exposures, analysis: Analysis) -> None:
+    test = visits.between(7, 16)
+    for index, arm in enumerate(analysis.arms):
+        rows = visits.arm[test.user] == index
+        assert arm.users == len(set(test.user[rows].tolist()))
+        assert arm.impressions == test.impressions[rows].sum()
+        assert arm.revenue == pytest.approx(test.revenue[rows].sum())  # type: ignore[index]
+    assert [arm.name for arm in analysis.arms] == ["A", "B"]
+    assert (analysis.start, analysis.end) == (START, "2020-05-22")
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_effects_are_those_of_the_users_of_the_test(visits: Exposures, analysis: Analysis, metric: Any) -> None:
+    columns = by_user(visits.between(7, 16), metric)
+    seen = columns[:, 1] > 0
+    arms = moments(columns[seen], visits.arm[seen], 2)
+    found = analysis.result(metric.name)
+    assert found.effect == effect(arms[0], arms[1])
+    assert found.looks[-1].lift.value == pytest.approx(found.effect.lift.value)
+    assert found.looks[-1].p_value == pytest.approx(found.effect.p_value)
+    assert found.adjusted_p == found.effect.p_value
+
+
+def test_cuped_takes_out_what_users_did_before(visits: Exposures, analysis: Analysis) -> None:
+    metric = METRICS[1]
+    columns, earlier = by_user(visits.between(7, 16), metric), by_user(visits.between(0, 6), metric)
+    seen = columns[:, 1] > 0
+    rate = earlier[:, 0].sum() / earlier[:, 1].sum()
+    extra = np.stack([earlier[:, 0] - rate * earlier[:, 1], earlier[:, 1] > 0], axis=1)
+    np.testing.assert_allclose(covariates(visits.between(0, 6), metric), extra)
+    arms = moments(np.concatenate([columns, extra], axis=1)[seen], visits.arm[seen], 2)
+    found = analysis.result("cvr").cuped
+    assert found is not None
+    assert found.effect == effect(arms[0], arms[1])
+    plain = moments(columns[seen], visits.arm[seen], 2)
+    errors = [compare(each[0], each[1], "log")[1] for each in (arms, plain)]
+    assert found.variance_reduction == pytest.approx(1 - (errors[0] / errors[1]) ** 2)
+    assert 0.1 < found.variance_reduction < 0.6
+    assert found.seen_before == pytest.approx((earlier[seen, 1] > 0).mean())
+
+
+def test_each_day_alone(visits: Exposures, analysis: Analysis) -> None:
+    daily = analysis.result("ctr").daily
+    assert [day.period for day in daily] == ["before"] * 7 + ["test"] * 10
+    columns = by_user(visits.between(9, 9), METRICS[0])
+    seen = columns[:, 1] > 0
+    arms = moments(columns[seen], visits.arm[seen], 2)
+    assert daily[9].effect == effect(arms[0], arms[1])
+    assert daily[9].day == visits.days[9]
+
+
+def test_days_after_the_end_are_shown_but_not_counted(visits: Exposures) -> None:
+    found = analyse(visits, control="A", start=START, end=date(2020, 5, 20), splits=0)
+    whole = analyse(visits.between(0, 14), control="A", start=START, splits=0)
+    assert found.arms == whole.arms
+    for one, other in zip(found.results, whole.results, strict=True):
+        assert one.effect == other.effect
+        assert one.looks == other.looks[:8]
+    assert [day.period for day in found.results[0].daily][-2:] == ["after", "after"]
+
+
+def test_without_a_time_before_there_is_no_cuped_and_no_warning(visits: Exposures) -> None:
+    found = analyse(visits, control="A")
+    assert all(result.cuped is None for result in found.results)
+    assert found.warnings == []
+    assert found.splits[0].users == found.arms[0].users  # the halves of the control
+
+
+def test_the_splits_are_made_of_everyone_before_the_test(visits: Exposures, analysis: Analysis) -> None:
+    assert analysis.splits[0].users == len(set(visits.between(0, 6).user.tolist()))
+    assert [check.metric for check in analysis.splits] == ["ctr", "cvr", "revenue"]
+    assert all(check.sound for check in analysis.splits)
+    assert analyse(visits, control="A", splits=0).splits == []
+
+
+def test_the_bootstrap_changes_the_ends_only(visits: Exposures, analysis: Analysis) -> None:
+    found = analyse(visits, control="A", start=START, interval="bootstrap", splits=0, seed=3)
+    columns = by_user(visits.between(7, 16), METRICS[0])
+    arms = [columns[(visits.arm == arm) & (columns[:, 1] > 0)] for arm in (0, 1)]
+    low, high = bootstrap_lift(*arms, rng=np.random.default_rng([3, 1]))
+    one, other = found.result("ctr").effect, analysis.result("ctr").effect
+    assert one.lift == replace(other.lift, low=low, high=high)
+    assert one.p_value == other.p_value
+
+
+def test_several_treatments_are_corrected_for(three: Exposures) -> None:
+    found = analyse(three, control="A", splits=0)
+    assert found.treatments == ["B", "C"]
+    for metric in METRICS:
+        results = [found.result(metric.name, arm) for arm in "BC"]
+        expected = holm([result.effect.p_value for result in results])
+        np.testing.assert_allclose([result.adjusted_p for result in results], expected)
+    assert "corrected for several treatments" in found.results[0].sentence
+
+
+def test_treatments_can_be_chosen(three: Exposures) -> None:
+    found = analyse(three, control="C", treatment="B", splits=0)
+    assert [arm.name for arm in found.arms] == ["C", "B"]
+    assert len(found.results) == 3
+    both = analyse(three, control="A", treatment=["C", "B"], splits=0)
+    assert both.treatments == ["C", "B"]
+    back = analyse(three, control="B", treatment="C", splits=0).result("ctr")
+    np.testing.assert_allclose(1 + back.effect.lift.value, 1 / (1 + found.result("ctr").effect.lift.value))
+    with pytest.raises(KeyError, match="nothing is known of metric 'ctr' and treatment 'A'"):
+        found.result("ctr", "A")
+
+
+def test_a_log_of_impressions_says_the_same(visits: Exposures, analysis: Analysis) -> None:
+    read = read_exposures(impressions_of(visits, np.random.default_rng(1)))
+    found = analyse(read, control="A", start=START)
+    assert found.arms[0].impressions == analysis.arms[0].impressions
+    for one, other in zip(found.results, analysis.results, strict=True):
+        assert one.effect.lift.value == pytest.approx(other.effect.lift.value)
+        assert one.effect.lift.low == pytest.approx(other.effect.lift.low)
+
+
+def test_a_log_without_time_has_one_look_and_one_day() -> None:
+    rng = np.random.default_rng(2)
+    log = pl.DataFrame({"user_id": range(400), "arm": ["A", "B"] * 200, "click": rng.integers(2, size=400)})
+    found = analyse(read_exposures(log), control="A")
+    assert len(found.result("ctr").looks) == len(found.result("ctr").daily) == 1
+    assert "looked daily" not in found.result("ctr").sentence
+
+
+# Warnings
+
+
+def test_arms_of_the_wrong_size_are_told(visits: Exposures) -> None:
+    kept = visits.where((visits.arm[visits.user] == 0) | (visits.user % 4 != 0))
+    found = analyse(kept, control="A", splits=0)
+    assert not found.sample_ratio.sound
+    assert found.warnings[0].startswith("The arms do not have as many users as they should (p = ")
+    assert analyse(kept, control="A", shares={"A": 4, "B": 3}, splits=0).warnings == []
+
+
+def test_crossed_and_few_users_are_told(visits: Exposures) -> None:
+    few = replace(visits.where(visits.user < 90), crossed=30)
+    found = analyse(few, control="A", end=visits.days[0], splits=0)
+    told = "\n".join(found.warnings)
+    share = 100 * 30 / (30 + visits.users)
+    assert f"30 users ({share:.2f} %) were seen in two arms and are left out." in told
+    assert "too few for intervals of clicks per impression, which need 50 and 10." in told
+    assert found.results[0].looks == []
+
+
+def test_halves_of_too_few_users_or_of_a_constant_say_nothing(visits: Exposures) -> None:
+    assert analyse(visits.where(visits.user < 300), control="A", start=visits.days[1]).splits == []
+    log = pl.DataFrame({"user_id": range(600), "arm": ["A", "B"] * 300, "click": 1})
+    found = analyse(read_exposures(log), control="A")
+    assert (found.splits, found.warnings) == ([], [])
+
+
+def test_p_values_that_are_off_are_told() -> None:
+    rows = [(user, "AB"[user % 2], int(user % 3 > 0 or user < 8), 1000.0 if user < 8 else 1e-3) for user in range(800)]
+    log = pl.DataFrame(rows, schema=["user_id", "arm", "click", "value"], orient="row")
+    found = analyse(read_exposures(log), control="A")
+    [told] = [warning for warning in found.warnings if "random splits" in warning]
+    assert "differed in revenue per user at p < 0.05" in told
+
+
+# Words
+
+
+def test_sentences(visits: Exposures, analysis: Analysis) -> None:
+    found = analysis.result("ctr")
+    lift = found.effect.lift
+    assert found.differs
+    assert found.sentence.startswith(
+        f"B earned {100 * lift.value:.1f} % more clicks per impression than A "
+        f"(95 % interval {100 * lift.low:.1f} % to {100 * lift.high:.1f} %, p = "
+    )
+    assert "looking daily was safe: always-valid interval" in found.sentence
+    assert "with what users did before taken out" in found.sentence
+    assert found.decided in visits.days
+    back = analyse(visits, control="B", splits=0).result("ctr")
+    assert "A earned 1" in back.sentence
+    assert "% less clicks per impression than B" in back.sentence
+    assert str(analysis).count("\n") == 2
+
+
+def test_sentences_of_what_is_not_known(visits: Exposures) -> None:
+    alike = analyse(visits.between(0, 6), control="A", splits=0).result("ctr")
+    assert alike.sentence.startswith("B and A cannot be told apart: B earned")
+    assert "for those who looked daily it is not sure" in alike.sentence
+    assert alike.decided is None
+    silent = replace(visits, clicks=np.where(visits.arm[visits.user] == 0, 0.0, visits.clicks))
+    told = analyse(silent, control="A", splits=0).result("ctr").sentence
+    assert told == "There is no lift in clicks per impression, since A has none at all."
+
+
+def test_json_holds_everything(analysis: Analysis) -> None:
+    told = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
+    assert told["results"][0]["metric"]["name"] == "ctr"
+    assert told["results"][0]["sentence"] == analysis.results[0].sentence
+    assert told["sample_ratio"]["sound"] is True
+    assert len(told["results"][0]["looks"]) == 10
+    assert told["splits"][0]["sound"] is True
+
+
+def test_progress_is_told(visits: Exposures) -> None:
+    told: list[tuple[float, float | None]] = []
+    analyse(visits, control="A", splits=0, report=lambda step, done, total, note="": told.append((done, total)))
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_the_same_seed_gives_the_same(visits: Exposures, analysis: Analysis) -> None:
+    assert analyse(visits, control="A", start=START).to_dict() == analysis.to_dict()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"control": "X"}, "control must be an arm of the simulated visits, A, B; got 'X'"),
+        ({"treatment": "X"}, "treatment must be an arm of the simulated visits, A, B; got 'X'"),
+        ({"treatment": "A"}, "treatment must be another arm than the control 'A'; got A"),
+        ({"treatment": []}, "treatment must be another arm than the control 'A'; got none"),
+        ({"start": "2021-01-01"}, "start must be a day of .*, from '2020-05-06' to '2020-05-22'; got '2021-01-01'"),
+        ({"start": "2020-05-20", "end": "2020-05-10"}, "start must not be after end; got 2020-05-20 and 2020-05-10"),
+        ({"alpha": 2.0}, "alpha must be between 0 and 1; got 2.0"),
+        ({"interval": "exact"}, "interval must be delta or bootstrap; got 'exact'"),
+        ({"expected_lift": 0.0}, "expected_lift must be above −1 and not 0; got 0.0"),
+        ({"splits": -1}, "splits must be a whole number from 0 up; got -1"),
+        ({"shares": {"A": 1.0}}, "shares must give each arm a share above 0; got None for 'B'"),
+    ],
+)
+def test_arguments_that_are_none(visits: Exposures, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        analyse(visits, **({"control": "A"} | settings))
+
+
+def test_an_arm_without_users_is_refused(visits: Exposures) -> None:
+    empty = replace(visits, arms=("A", "B", "C"))
+    with pytest.raises(DataError, match="arm 'C' of the simulated visits must have users in the test; it has none"):
+        analyse(empty, control="A")

@@ -1,0 +1,269 @@
+"""Exposure logs in every form, added up by user and day; users without one arm; rows that break a rule."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import date, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from urank.abtest import sources
+from urank.abtest.exposures import EVERYONE, Exposures, read_exposures
+from urank.errors import ConfigError, DataError
+
+DAY = date(2020, 5, 30)
+LOG = pl.DataFrame(
+    {
+        "user_id": ["u1", "u1", "u2", "u1", "u3", "u2"],
+        "arm": ["A", "A", "B", "A", "B", "B"],
+        "click": [1, 0, 1, 1, 0, 1],
+        "value": [2.0, 9.0, 3.0, 4.0, 9.0, 0.5],
+        "timestamp": [DAY, DAY, DAY, DAY + timedelta(days=3), DAY + timedelta(days=2), DAY],
+        "item": ["x", "y", "z", "x", "x", "y"],
+    }
+)
+
+
+def rows(found: Exposures) -> list[tuple[Any, ...]]:
+    """By user: its arm, and for each of its days the day and the sums."""
+    columns = [np.array(found.days)[found.day], *found.sums.values()]
+    told = [(found.arms[found.arm[user]], *row) for user, *row in zip(found.user, *columns, strict=True)]
+    return sorted((user, *row) for user, row in zip(found.user.tolist(), told, strict=True))
+
+
+def broken(column: str, value: object, row: int = 3) -> pl.DataFrame:
+    """The log with another value at a row."""
+    values = LOG[column].to_list()
+    values[row] = value
+    return LOG.with_columns(pl.Series(column, values, strict=False))
+
+
+def test_sums_by_user_and_day() -> None:
+    found = read_exposures(LOG)
+    assert (found.arms, found.users, found.crossed, found.unassigned) == (("A", "B"), 3, 0, 0)
+    assert found.days == ("2020-05-30", "2020-05-31", "2020-06-01", "2020-06-02")
+    assert rows(found) == [
+        (0, "A", "2020-05-30", 2, 1, 1, 2.0),
+        (0, "A", "2020-06-02", 1, 1, 1, 4.0),
+        (1, "B", "2020-05-30", 2, 2, 2, 3.5),
+        (2, "B", "2020-06-01", 1, 0, 0, 0.0),
+    ]
+
+
+def test_every_form_gives_the_same(tmp_path: Path) -> None:
+    expected = rows(read_exposures(LOG))
+    LOG.write_parquet(tmp_path / "log.parquet", row_group_size=2)
+    LOG.write_csv(tmp_path / "log.csv")
+    (tmp_path / "zipped.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
+    LOG.with_columns(pl.col("user_id", "arm").cast(pl.Categorical)).write_parquet(tmp_path / "names.parquet")
+    for source in ("log.parquet", "log.csv", "zipped.csv.gz", "names.parquet"):
+        assert rows(read_exposures(tmp_path / source)) == expected, source
+    assert rows(read_exposures(LOG.lazy())) == expected
+    assert rows(read_exposures(LOG.to_arrow())) == expected
+    assert rows(read_exposures(pd.DataFrame(LOG.to_dict(as_series=False)))) == expected
+    assert rows(read_exposures(LOG.sample(fraction=1, shuffle=True, seed=1))) == expected
+
+
+def test_a_user_may_go_on_in_other_files_and_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(read_exposures(LOG))
+    numbered = LOG.with_columns(pl.col("user_id").str.slice(1).cast(pl.Int64))
+    for place, frame in enumerate((LOG[:2], LOG[2:4], LOG[4:])):
+        frame.write_parquet(tmp_path / f"{place}.parquet")
+    assert rows(read_exposures(tmp_path)) == expected
+    monkeypatch.setattr(sources, "MERGE_ROWS", 1)
+    assert rows(read_exposures(f"{tmp_path}/*.parquet")) == expected
+    numbered[:3].write_parquet(tmp_path / "a.parquet")
+    numbered[3:].write_csv(tmp_path / "b.csv")  # where ids are text
+    monkeypatch.setattr(sources, "BATCH_ROWS", 2)
+    assert rows(read_exposures(f"{tmp_path}/[ab].*")) == expected
+
+
+def test_partitions_may_name_the_day_and_the_arm(tmp_path: Path) -> None:
+    for arm in "AB":
+        for day in (DAY, DAY + timedelta(days=2), DAY + timedelta(days=3)):
+            part = LOG.filter((pl.col("arm") == arm) & (pl.col("timestamp") == day))
+            folder = tmp_path / f"arm={arm}" / f"day={day}"
+            folder.mkdir(parents=True)
+            part.drop("arm", "timestamp").write_parquet(folder / "part.parquet")
+    assert rows(read_exposures(tmp_path)) == rows(read_exposures(LOG))
+
+
+def test_conversions_may_differ_from_clicks() -> None:
+    found = read_exposures(LOG.with_columns(conversion=pl.Series([0, 0, 1, 1, 0, 0])))
+    assert (found.clicks.sum(), found.conversions.sum()) == (4, 2)
+    assert found.revenue is not None
+    assert found.revenue.sum() == 3 + 4
+
+
+def test_without_values_there_is_no_revenue_and_without_time_one_day() -> None:
+    found = read_exposures(LOG.select("user_id", "arm", "click"))
+    assert found.revenue is None
+    assert (found.days, found.day.tolist()) == (("",), [0, 0, 0])
+    assert found.impressions.tolist() == [3, 2, 1]
+
+
+def test_a_value_may_be_missing_where_nothing_was_bought() -> None:
+    for missing in (None, float("nan")):
+        assert rows(read_exposures(broken("value", missing, row=1))) == rows(read_exposures(LOG))
+
+
+def test_other_names_can_be_given() -> None:
+    renamed = LOG.rename({"user_id": "who", "arm": "group", "click": "download", "value": "price"})
+    columns = {"user_id": "who", "arm": "group", "click": "download", "value": "price"}
+    assert rows(read_exposures(renamed, columns=columns)) == rows(read_exposures(LOG))
+
+
+# Users and arms
+
+
+def test_users_of_two_arms_are_counted_and_left_out() -> None:
+    found = read_exposures(broken("arm", "B", row=3))
+    assert (found.crossed, found.users) == (1, 2)
+    assert [row[1:3] for row in rows(found)] == [("B", "2020-05-30"), ("B", "2020-06-01")]
+
+
+def test_rows_without_an_arm_count_for_that_of_their_user() -> None:
+    for row in (0, 3):  # on a day on which it has one, and on another
+        assert rows(read_exposures(broken("arm", None, row=row))) == rows(read_exposures(LOG))
+
+
+def test_users_without_an_arm_are_not_in_the_test() -> None:
+    found = read_exposures(broken("arm", None, row=4))
+    assert (found.unassigned, found.crossed, found.users) == (1, 0, 2)
+
+
+def test_a_log_for_planning_needs_no_arms() -> None:
+    found = read_exposures(LOG.drop("arm"), arms=False)
+    assert (found.arms, found.arm.tolist()) == ((EVERYONE,), [0, 0, 0])
+    assert found.clicks.tolist() == read_exposures(LOG).clicks.tolist()
+    assert read_exposures(broken("arm", "B", row=3), arms=False).crossed == 0
+
+
+# Days
+
+FORMS: dict[str, list[Any]] = {
+    "dates": [date(2020, 5, 31), date(2020, 6, 2)],
+    "times": [datetime(2020, 5, 31, 23, 59), datetime(2020, 6, 2, 0, 0)],
+    "text": ["2020-05-31T23:59:00Z", "2020-06-02"],
+    "yyyymmdd": [20200531, 20200602],
+    "seconds": [1590969540, 1591056000],
+    "milliseconds": [1590969540_000, 1591056000_000],
+    "microseconds": [1590969540_000000, 1591056000_000000],
+    "fractions": [1590969540.5, 1591056000.0],
+}
+
+
+@pytest.mark.parametrize(("form", "role"), [*product(FORMS, ["timestamp"]), *product(list(FORMS)[:-1], ["day"])])
+def test_days_come_in_many_forms(form: str, role: str) -> None:
+    log = pl.DataFrame({"user_id": [1, 1], "arm": ["A", "A"], "click": [1, 0], role: FORMS[form]})
+    found = read_exposures(log)
+    assert found.days == ("2020-05-31", "2020-06-01", "2020-06-02")
+    assert found.day.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("days", [[3, 5], [3.0, 5.0]])
+def test_days_may_only_be_numbered(days: list[float]) -> None:
+    log = pl.DataFrame({"user_id": [1, 1], "arm": ["A", "A"], "click": [1, 0], "day": days})
+    found = read_exposures(log)
+    assert (found.days, found.day.tolist()) == (("3", "4", "5"), [0, 2])
+
+
+def test_a_day_wins_over_a_timestamp() -> None:
+    assert read_exposures(LOG.with_columns(day=pl.lit(7))).days == ("7",)
+
+
+def test_days_too_far_apart_are_refused() -> None:
+    with pytest.raises(DataError, match="must lie within 3,660 of each other; they go from 1970-01-01"):
+        read_exposures(broken("timestamp", date(1970, 1, 1)))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("user_id", None, "user_id must not be missing; got nothing at row 4 of the table"),
+        ("click", 2, "click must be 0 or 1; got 2 at row 4 of the table"),
+        ("click", None, "click must be 0 or 1; got nothing at row 4 of the table"),
+        ("value", -1.0, "value must be a finite number from 0 up; got -1.0 at row 4 of the table"),
+        ("value", float("nan"), "value must be a finite number from 0 up; got nothing at row 4 of the table"),
+        ("value", None, "value must be a finite number from 0 up; got nothing at row 4 of the table"),
+        ("value", float("inf"), "value must be a finite number from 0 up; got inf at row 4 of the table"),
+        ("timestamp", None, "timestamp must be a date or time, or a whole number; got nothing at row 4 of the table"),
+    ],
+)
+def test_rows_that_break_a_rule(column: str, value: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_exposures(broken(column, value))
+
+
+def test_the_first_such_row_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = pl.concat([LOG, broken("click", 7, row=2), broken("click", 8, row=2)])
+    wrong.write_parquet(tmp_path / "wrong.parquet", row_group_size=4)
+    with pytest.raises(DataError, match=r"click must be 0 or 1; got 7 at row 9 of .*wrong.parquet"):
+        read_exposures(tmp_path)
+    wrong.write_csv(tmp_path / "wrong.csv")
+    monkeypatch.setattr(sources, "BATCH_ROWS", 4)
+    with pytest.raises(DataError, match=r"click must be 0 or 1; got 7 at row 9 of .*wrong.csv"):
+        read_exposures(tmp_path / "wrong.csv")
+
+
+def test_a_number_that_is_no_date_among_dates_is_refused() -> None:
+    log = pl.DataFrame({"user_id": [1, 1], "arm": ["A", "A"], "click": [1, 0], "day": [20200531, 20200199]})
+    with pytest.raises(DataError, match=r"day must be a date, as others are \(20200531\); got 20200199 at row 2"):
+        read_exposures(log)
+
+
+@pytest.mark.parametrize(
+    ("log", "columns", "error", "message"),
+    [
+        (LOG.drop("arm"), {}, DataError, "the table has no column 'arm'; name the one that plays this role"),
+        (LOG, {"user_id": "who"}, DataError, r"the table has no column 'who' \(asked for as user_id\)"),
+        (LOG, {"query_id": "item"}, ConfigError, "'query_id' is not a role that a column of an exposure log can play"),
+        (LOG[:0], {}, DataError, "the table is empty; an exposure log needs at least one impression"),
+        (LOG.with_columns(click=pl.lit([1])), {}, DataError, "'click' .* cannot play the role click"),
+        (LOG.with_columns(arm=pl.lit(None)), {}, DataError, "must name the arm of some user; it names none"),
+        ({"user_id": [1]}, {}, DataError, "an exposure log must be a path or a table"),
+    ],
+)
+def test_logs_that_are_none(log: Any, columns: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_exposures(log, columns=columns)
+
+
+def test_a_log_in_which_everybody_crossed_is_refused() -> None:
+    log = pl.DataFrame({"user_id": [1, 1], "arm": ["A", "B"], "click": [1, 0]})
+    with pytest.raises(DataError, match="must have users that were seen in one arm only; it has none"):
+        read_exposures(log)
+
+
+def test_files_must_agree_on_the_roles(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "a.parquet")
+    LOG.drop("value").write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"value is in some files of .* but not in others, as in .*b.parquet"):
+        read_exposures(tmp_path)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "log.parquet", compression="uncompressed")
+    content = bytearray((tmp_path / "log.parquet").read_bytes())
+    content[4:60] = b"\xff" * 56
+    (tmp_path / "log.parquet").write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"log.parquet cannot be read"):
+        read_exposures(tmp_path / "log.parquet")
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+    LOG.write_parquet(tmp_path / "a.parquet")
+    LOG.write_parquet(tmp_path / "b.parquet")
+    told: list[tuple[str, float, float | None]] = []
+    read_exposures(tmp_path, report=lambda step, done, total, note="": told.append((step, done, total)))
+    size = (tmp_path / "a.parquet").stat().st_size
+    assert told == [("read", size, 2 * size), ("read", 2 * size, 2 * size)]
