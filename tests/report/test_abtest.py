@@ -22,12 +22,10 @@ from urank.abtest.analysis import analyse
 from urank.abtest.checks import SampleRatio, SplitCheck
 from urank.abtest.estimate import Effect, Estimate
 from urank.abtest.metrics import METRICS
-from urank.abtest.plan import plan
 from urank.abtest.results import Analysis, ArmTotals, Cuped, DayEffect, Result
 from urank.abtest.sequential import Look
 from urank.report.abtest import print_analysis, write_analysis
 from urank.report.abtest_figures import days_plot, lift_plot, looks_plot
-from urank.report.abtest_plan import plan_plot, plan_table, print_plans, write_plans
 from urank.report.abtest_simulated import print_judged, write_judged
 from urank.report.abtest_tables import arm_table, check_table, learned_table, result_table, verdict_table
 from urank.report.abtest_words import how_it_is_made, outcome, when_it_was_safe
@@ -307,46 +305,6 @@ def test_what_a_simulated_test_came_to(judged: JudgedTest, tmp_path: Path) -> No
     assert parsed.tags.count("svg") == 3
     for words in ("A/A, A/B<", "19.2 %", "Diamonds are the true lifts", "Rankers", "network on monotone"):
         assert words in said
-
-
-# Plans
-
-
-def test_the_table_of_a_plan() -> None:
-    plans = [plan(lift=lift, mean=0.5, variance=1.0, daily_users=1000, expected_lift=0.1) for lift in (0.05, 0.1)]
-    table = plan_table(plans)
-    assert table.head == ("lift", "users an arm, once", "days, once", "users an arm, daily", "days, daily")
-    first = plans[1].once, plans[1].daily
-    assert table.rows[1] == ("+10 %", *(cell for each in first for cell in (f"{each.users:,}", f"{each.days:,}")))
-    table = plan_table([plan(users=5000, mean=0.5, variance=1.0)])
-    assert table.head == ("days", "users an arm", "lift, once", "lift, daily")
-    assert table.rows[0][:2] == ("–", "5,000")
-
-
-def test_what_is_beyond_the_log(tmp_path: Path) -> None:
-    visits = simulate_visits(2000, days=7, rng=np.random.default_rng(0))
-    plans = [plan(visits, days=days) for days in (4, 14)]
-    assert [row[0] for row in plan_table(plans).rows] == ["4", "14*"]
-    never = plan(visits, lift=0.001)
-    assert plan_table([never]).rows[0][2] == "> 10 years"
-    out = StringIO()
-    print_plans(plans, plans[1], Console(file=out, width=120))
-    said = " ".join(out.getvalue().split())
-    assert "* longer than the log" in said
-    assert "clicks per impression today: 0.0" in said
-    assert said.endswith(plans[1].sentence)
-    write_plans(plans, plans[1], plans, tmp_path / "page.html")
-    parsed, said = read(tmp_path / "page.html")
-    assert "svg" in parsed.tags
-    assert "* longer than the log" in said
-    assert plans[1].sentence in said
-
-
-def test_the_curve_of_a_plan() -> None:
-    dated = [plan(days=days, mean=0.5, variance=1.0, daily_users=1000) for days in (1, 5, 20)]
-    assert ">days<" in drawn(plan_plot(dated, dated[1]))
-    by_users = [plan(users=users, mean=0.5, variance=1.0) for users in (100, 5000)]
-    assert "users in each arm" in drawn(plan_plot(by_users, by_users[1]))
 
 
 def test_tables_need_neither_torch_nor_matplotlib() -> None:

@@ -98,7 +98,8 @@ class Result:
         lift, level = self.effect.lift, f"{100 * (1 - self.alpha):g} %"
         if isnan(lift.value):
             return f"There is no lift in {self.metric.title}, since {self.control} has none at all."
-        more = f"{percent(abs(lift.value))} {'more' if lift.value >= 0 else 'less'} {self.metric.title}"
+        less = "less" if self.metric.numerator == "revenue" else "fewer"
+        more = f"{percent(abs(lift.value))} {'more' if lift.value >= 0 else less} {self.metric.title}"
         p = f"p = {_p(self.effect.p_value)}"
         if self.adjusted_p != self.effect.p_value:
             p += f", corrected for several treatments {_p(self.adjusted_p)}"

@@ -11,8 +11,11 @@ import typer
 from rich.console import Console
 
 from urank import __version__
+from urank.cli.abtest import abtest_app
+from urank.cli.appstore import appstore_command
 from urank.cli.curves import curves_command
 from urank.cli.evaluate import evaluate_command
+from urank.cli.guard import guard_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
 from urank.cli.propensity import propensity_command
@@ -50,14 +53,17 @@ def _options(
 
 app.command("run")(run_command)
 app.command("simulate")(simulate_command)
+app.command("appstore")(appstore_command)
 app.command("prepare")(prepare_command)
 app.command("inspect")(inspect_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("guard")(guard_command)
 app.command("rank")(rank_command)
 app.command("curves")(curves_command)
 app.command("propensity")(propensity_command)
 app.command("reproduce")(reproduce_command)
+app.add_typer(abtest_app, name="abtest", help="Plan, analyse and simulate A/B tests.")
 
 
 _PLAIN = {"–": "-", "−": "-", "…": "...", "█": "#", "²": "2", "’": "'"}

@@ -92,7 +92,7 @@ class AbTestRun:
 
     Attributes:
         folder: with `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`.
-        start, end: the first and the last day of the A/B test, as dates of the log.
+        config: what was asked for, with the seed added everywhere.
         learned: the rankers of the arms.
         truth: a row for each day: expected downloads a visit of all visitors under either ranker, and the true lift.
     """
