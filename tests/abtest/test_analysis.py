@@ -218,7 +218,7 @@ def test_sentences(visits: Exposures, analysis: Analysis) -> None:
     assert found.decided in visits.days
     back = analyse(visits, control="B", splits=0).result("ctr")
     assert "A earned 1" in back.sentence
-    assert "% less clicks per impression than B" in back.sentence
+    assert "% fewer clicks per impression than B" in back.sentence
     assert str(analysis).count("\n") == 2
 
 
