@@ -113,6 +113,19 @@ def test_a_value_may_be_missing_where_nothing_was_bought() -> None:
         assert rows(read_exposures(broken("value", missing, row=1))) == rows(read_exposures(LOG))
 
 
+def test_values_are_summed_to_the_same_bits_in_any_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.lognormal(size=50_000)
+    log = pl.DataFrame({"user_id": rng.integers(300, size=50_000), "arm": "A", "click": 1, "value": value})
+    found = []
+    for number in range(4):
+        path = tmp_path / f"{number}.parquet"
+        log.sample(fraction=1, shuffle=True, seed=number).write_parquet(path)
+        found.append(read_exposures(path).revenue)
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert float(np.sum(found[0])) == pytest.approx(value.sum(), rel=1e-7)
+
+
 def test_other_names_can_be_given() -> None:
     renamed = LOG.rename({"user_id": "who", "arm": "group", "click": "download", "value": "price"})
     columns = {"user_id": "who", "arm": "group", "click": "download", "value": "price"}

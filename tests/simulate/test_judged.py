@@ -12,7 +12,6 @@ import pytest
 
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import read_exposures
-from urank.abtest.results import Analysis
 from urank.simulate.abtest import CONTROL, TREATMENT, AbTestConfig, AbTestRun, Learned
 from urank.simulate.judged import JudgedTest, day_name, judge_abtest
 from urank.simulate.visits import impressions_of, simulate_visits
@@ -39,12 +38,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> JudgedTest:
     return judge_abtest(run_in(tmp_path_factory.mktemp("judged")), splits=50)
 
 
-def assert_close(found: Analysis, wanted: Analysis) -> None:
-    """The same revenue, whose sums differ in their last bits from one reading of a log to the next."""
-    lifts = [each.result("revenue").effect.lift for each in (found, wanted)]
-    assert (lifts[0].low, lifts[0].high) == pytest.approx((lifts[1].low, lifts[1].high), rel=1e-9)
-
-
 def test_days_are_those_of_the_log() -> None:
     assert [day_name(day) for day in (1, 24)] == ["2020-05-06", "2020-05-29"]  # as the paper's test
 
@@ -52,10 +45,9 @@ def test_days_are_those_of_the_log() -> None:
 def test_the_ab_test_has_the_first_aa_test_before_it(judged: JudgedTest) -> None:
     log = read_exposures(judged.run.folder / "exposures.parquet")
     found = analyse(log, control=CONTROL, start=day_name(4), end=day_name(7), splits=50)
-    for metric in ("ctr", "cvr"):
+    for metric in ("ctr", "cvr", "revenue"):
         assert judged.ab.result(metric) == found.result(metric)
         assert judged.ab.result(metric).cuped is not None
-    assert_close(judged.ab, found)
 
 
 @pytest.mark.parametrize(("part", "first", "last"), [("aa_before", 1, 3), ("aa_after", 8, 9)])
@@ -64,11 +56,10 @@ def test_aa_tests_are_alone(judged: JudgedTest, part: str, first: int, last: int
     ends = [date.fromisoformat(day_name(day)) for day in (first, last)]
     alone = analyse(read_exposures(log.filter(pl.col("timestamp").dt.date().is_between(*ends))), control=CONTROL)
     found = getattr(judged, part)
-    for metric in ("ctr", "cvr"):
+    for metric in ("ctr", "cvr", "revenue"):
         assert found.result(metric).effect == alone.result(metric).effect
         assert found.result(metric).looks == alone.result(metric).looks
         assert found.result(metric).cuped is None
-    assert_close(found, alone)
 
 
 def test_true_lifts_are_means_over_days(judged: JudgedTest) -> None:

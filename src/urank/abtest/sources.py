@@ -219,7 +219,9 @@ def _sums(roles: Mapping[str, str]) -> list[pl.Expr]:
     if "conversion" in roles:
         sums.append(pl.col("conversion").sum().alias("conversions"))
     if "value" in roles:
-        earned = pl.when(pl.col(_conversion(roles)) == 1).then(pl.col("value")).otherwise(0.0)
+        # As in a click log, 24 bits of it: in 53 bits such numbers are summed without rounding, in whatever order.
+        value = pl.col("value").cast(pl.Float32).cast(pl.Float64)
+        earned = pl.when(pl.col(_conversion(roles)) == 1).then(value).otherwise(0.0)
         sums.append(earned.sum().alias("revenue"))
     return sums
 
