@@ -1,13 +1,15 @@
-"""Draw the pictures of the README and of docs/ from what `make demo` wrote (`make pictures`), from a reproduction, or
-from a store that `urank appstore` wrote:
+"""Draw the pictures of the README and of docs/ from what `make demo` wrote (`make pictures`), from a reproduction, from
+a store that `urank appstore` wrote, or from a test that `urank abtest simulate` did:
 
 python docs/pictures.py reproduction docs/images
 python docs/pictures.py store docs/images
+python docs/pictures.py test docs/images
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,12 @@ from matplotlib.figure import Figure
 
 from urank.config import build, read_toml
 from urank.paper.figures import list_example, position_curves
+from urank.report.abtest_figures import days_plot
+from urank.report.abtest_simulated import LIVE_PERIODS
 from urank.report.figures import COLOURS, svg
 from urank.report.paper_figures import lists_plot, positions_plot
+from urank.simulate.abtest import TREATMENT, AbTestConfig, AbTestRun
+from urank.simulate.judged import judge_abtest
 from urank.simulate.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
 
 
@@ -77,6 +83,14 @@ def reproduction(folder: Path, images: Path) -> None:
     (images / "result-list.svg").write_text(svg(lists_plot(example)) + "\n", encoding="utf-8")
 
 
+def live_test(folder: Path) -> Figure:
+    """Figures 5 and 6 of the paper, from what `urank abtest simulate` wrote."""
+    config = build(AbTestConfig, read_toml(folder / "abtest.toml"))
+    judged = judge_abtest(AbTestRun(folder, config, [], pl.read_parquet(folder / "truth.parquet")), splits=0)
+    shown = replace(judged.ab, results=[each for each in judged.ab.results if each.metric.name != "revenue"])
+    return days_plot(shown, TREATMENT, truth=judged.true_lifts, periods=LIVE_PERIODS)
+
+
 def main(demo: Path, images: Path) -> None:
     images.mkdir(parents=True, exist_ok=True)
     if (demo / "settings.toml").is_file():
@@ -85,6 +99,9 @@ def main(demo: Path, images: Path) -> None:
     if (demo / "appstore.toml").is_file():
         market = build_market(build(MarketConfig, read_toml(demo / "appstore.toml")))
         (images / "attention-curves.svg").write_text(svg(attention_curves(market)) + "\n", encoding="utf-8")
+        return
+    if (demo / "abtest.toml").is_file():
+        (images / "live-test.svg").write_text(svg(live_test(demo)) + "\n", encoding="utf-8")
         return
     candidates = pl.read_parquet(demo / "simulation" / "truth" / "candidates.parquet")
     (images / "item-curves.svg").write_text(svg(item_curves(candidates)) + "\n", encoding="utf-8")

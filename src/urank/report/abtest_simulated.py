@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # torch and matplotlib are slow to load
     from urank.report.page import Section
     from urank.simulate.judged import JudgedTest
 
-__all__ = ["judged_sections", "print_judged", "write_judged"]
+__all__ = ["LIVE_PERIODS", "judged_sections", "print_judged", "write_judged"]
 
-_PERIODS = {"before": "A/A", "test": "A/B", "after": "A/A"}
+LIVE_PERIODS = {"before": "A/A", "test": "A/B", "after": "A/A"}
 _WHAT = (
     "The live test of the paper's Section 6.2, in a simulated app store. In the A/A tests both arms are served by the "
     "same ranker; in the A/B test each has a ranker of its own, learned from the log of that arm alone: DeepFM in the "
@@ -62,7 +62,9 @@ def judged_sections(judged: JudgedTest) -> list[Section]:
     from urank.report.page import Section
 
     parts = "A/A, A/B, A/A" if judged.aa_after is not None else "A/A, A/B"
-    *found, how = analysis_sections(judged.ab, truth=judged.true_lift, true_lifts=judged.true_lifts, periods=_PERIODS)
+    *found, how = analysis_sections(
+        judged.ab, truth=judged.true_lift, true_lifts=judged.true_lifts, periods=LIVE_PERIODS
+    )
     return [
         Section(parts, paragraphs=[_WHAT], tables=[verdict_table(judged)], notes=[_VERDICTS, _PAPER]),
         *found,

@@ -41,7 +41,8 @@ class AbTestConfig(Settings):
     """All that decides a simulated A/B test; the same config gives the same bytes."""
 
     market: MarketConfig = Field(
-        MarketConfig(users=60_000, visits=0.4, warmup_days=1), description="users and apps, as `urank appstore` takes them"
+        MarketConfig(users=60_000, visits=0.4, warmup_days=1),
+        description="users and apps, as `urank appstore` takes them",
     )
     share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
     before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
