@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks, predictions
+from urank.clicks.fit import predictions
 from urank.clicks.truth import true_table
 from urank.evaluate.quality import auc_metric
 from urank.files import new_file
 from urank.log.dataset import Block
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.log.split import SPLITS
-from urank.model import load_model, save_model
+from urank.model import load_model
+from urank.paper.click_models import keep_click_model
 from urank.paper.results import Kind
 from urank.paper.trial import Trial
 from urank.progress import Report
@@ -27,7 +28,6 @@ from urank.propensity.files import load_propensity, save_propensity
 from urank.propensity.model import Known, Propensity
 from urank.propensity.randomised import fit_randomised
 from urank.rankers.baselines import Baseline, fit_baseline
-from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import fit_trees
 from urank.rankers.policies import ModelPolicy, Policy, ScorerPolicy, TableMatch
 from urank.rankers.ranking import Method as RankingMethod
@@ -209,9 +209,7 @@ def _cpbm_of_items(trial: Trial, report: Report) -> None:
 def _clicks(name: str, **settings: object) -> Callable[[Trial, Report], None]:
     def make(trial: Trial, report: Report) -> None:
         config = ClickConfig.model_validate(trial.config.clicks.model_dump() | settings)
-        checkpoints = trial.folder / f".{name}"
-        found = fit_clicks(trial.dataset, config, reference=False, checkpoints=checkpoints, report=report)
-        save_model(RankingModel(found.model), UrankConfig(ranker="none", clicks=config), trial.path(name), onnx=False)
+        keep_click_model(trial.dataset, config, trial.path(name), report)
 
     return make
 

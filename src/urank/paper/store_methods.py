@@ -10,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
 from urank.errors import DataError
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
-from urank.model import load_model, save_model
+from urank.model import load_model
+from urank.paper.click_models import keep_click_model
 from urank.paper.results import Kind
 from urank.paper.store_trial import Orders, StoreTrial
 from urank.progress import Report
 from urank.propensity.categories import fit_by_category
 from urank.propensity.files import save_propensity
 from urank.rankers.baselines import Baseline, fit_baseline
-from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import TreesConfig
 from urank.rankers.policies import ScorerPolicy
 from urank.rankers.ranking import Method, RankingModel
@@ -147,10 +146,7 @@ def _propensity(trial: StoreTrial, report: Report) -> None:
 
 def _clicks(name: str, config: Callable[[StoreTrial], ClickConfig]) -> Callable[[StoreTrial, Report], None]:
     def make(trial: StoreTrial, report: Report) -> None:
-        dataset, path = trial.dataset(bids=False), trial.path(name)
-        checkpoints = trial.folder / f".{path.name}"
-        found = fit_clicks(dataset, config(trial), reference=False, checkpoints=checkpoints, report=report)
-        save_model(RankingModel(found.model), UrankConfig(ranker="none", clicks=config(trial)), path, onnx=False)
+        keep_click_model(trial.dataset(bids=False), config(trial), trial.path(name), report)
 
     return make
 
