@@ -33,9 +33,8 @@ def test_what_is_needed_comes_along() -> None:
     assert {step.name for step in steps_for(["urank"], [0])} == {"data", "clicks", "urank"}
     assert {step.name for step in steps_for(["auc-vector"], [0])} == {"data", "clicks-vector", "auc-vector"}
     assert {step.name for step in steps_for(["svm-cpbm", "km"], [0])} == {"data", "cpbm", "svm-cpbm", "km"}
-    judged = {"store-data", "store-propensity"}
-    assert {step.name for step in steps_for(["store-km"], [0])} == judged | {"store-km"}
-    assert {step.name for step in steps_for(["store-urank"], [0])} == judged | {"store-clicks", "store-urank"}
+    assert {step.name for step in steps_for(["store-km"], [0])} == {"store-data", "store-km"}
+    assert {step.name for step in steps_for(["store-urank"], [0])} == {"store-data", "store-clicks", "store-urank"}
     many = steps_for(["km", "urank", "km"], [0, 2])
     assert len(many) == len(set(many)) == 2 * len({"data", "clicks", "urank", "km"})
     assert {step.seed for step in many} == {0, 2}
@@ -176,7 +175,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, ran: list[str]) -> None
 
 
 def test_what_is_there_of_the_store_is_not_made_again(tmp_path: Path, ran: list[str]) -> None:
-    """Its data when a result is missing, for then a method may learn; the propensities and click models stay."""
+    """Its data when a result is missing, for then a method may learn; the click models stay."""
     steps = steps_for(["store-deepfm", "store-svm-truth", "store-km"], [0])
     run_steps(tmp_path, config("table3"), steps, workers=1)
     assert sorted(ran) == sorted(step.name for step in steps)
@@ -195,7 +194,7 @@ def test_what_is_there_of_the_store_is_not_made_again(tmp_path: Path, ran: list[
     run_steps(tmp_path, config("table3"), steps, workers=1)
     assert ran == ["store-data", "store-svm-truth"]
     again = {path.name for path in times if path.stat().st_mtime_ns != times[path]}
-    assert again == {"test.parquet", "store-svm-truth.parquet"}
+    assert again == {"test.parquet", "propensity.json", "store-svm-truth.parquet"}
     assert all(frame.equals(before[name]) for name, frame in positions(tmp_path).items())
 
     # Simulated clicks in the same folder need no store, nor does the store need them.

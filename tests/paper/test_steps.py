@@ -39,10 +39,10 @@ def test_no_two_steps_leave_the_same_file(seed: SeedRun) -> None:
 
 def test_a_step_is_done_when_its_own_result_is_there(seed: SeedRun) -> None:
     assert not any(seed.has(name) for name in KNOWN)
-    for path in ("results/km.parquet", "store/results/store-dla.parquet", "store/propensity.json"):
+    for path in ("results/km.parquet", "store/results/store-dla.parquet", "store/clicks"):
         (seed.trial.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (seed.trial.folder / path).touch()
-    assert [name for name in KNOWN if seed.has(name)] == ["km", "store-dla", "store-propensity"]
+    assert [name for name in KNOWN if seed.has(name)] == ["km", "store-dla", "store-clicks"]
 
 
 def test_sweep_and_clean_are_of_both(seed: SeedRun) -> None:

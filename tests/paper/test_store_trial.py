@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paper.tiny import MARKET, TINY, config
+from urank.errors import DataError
 from urank.log.dataset import Dataset
 from urank.paper.results import STORE_METRICS, Reproduction, store_metrics
 from urank.paper.steps import SeedRun
@@ -188,13 +189,12 @@ def test_a_learner_sees_features_and_clicks_alone(store: StoreTrial) -> None:
         dataset = store.dataset(bids=bids)
         assert set(dataset.features) == FEATURES
         assert dataset.has("value") is bids
-    assert store.random.features == ["category"]
     written = list((store.folder / "data").rglob("*.parquet"))
     for path in written:
         hidden = {"user_id", "policy", "timestamp", "table", *(() if "bids" in path.parts else ("value",))}
         assert not hidden & set(pl.read_parquet_schema(path)), path
     # The logs with more in them are gone.
-    assert {path.relative_to(store.folder / "data").parts[0] for path in written} == {"clicks", "bids", "random"}
+    assert {path.relative_to(store.folder / "data").parts[0] for path in written} == {"clicks", "bids"}
     assert set(store.featurizer.names) == FEATURES
 
 
@@ -207,9 +207,6 @@ def test_the_last_day_judges_and_the_days_before_teach(store: StoreTrial) -> Non
     assert judging.str.starts_with(f"live+{days}-").all()
     assert judging.n_unique() == VISITS
     assert store.test["policy"].unique().to_list() == ["production"]
-    random = visits_of(store.random)
-    assert all(visit.startswith(("random-", "random+0")) for visit in random)  # all before the first day
-    assert len(random) == MARKET["random_days"] * MARKET["random_visits"]
 
 
 def test_a_ranker_is_given_no_truth(store: StoreTrial) -> None:
@@ -247,7 +244,7 @@ def test_the_truth_reaches_no_learner(store: StoreTrial, tmp_path: Path, method:
         "table": pl.col("table").list.reverse(),
     }
     store.test.with_columns(**lies).write_parquet(fooled.folder / "test.parquet")
-    for step in ("store-propensity", *STORE_METHODS[method].needs):
+    for step in STORE_METHODS[method].needs:
         for each in (honest, fooled):
             run_store_step(each, step, silent)
     for bids in (False, True):
@@ -280,10 +277,21 @@ def test_the_same_seed_makes_the_same_data(store: StoreTrial, tmp_path: Path) ->
     assert not moved.test["thumbnail"].equals(store.test["thumbnail"])
 
 
+def test_too_little_random_traffic_is_refused_before_anything_is_trained(store: StoreTrial, tmp_path: Path) -> None:
+    few = store.config.market.model_copy(update={"random_visits": 3})
+    own = StoreTrial(tmp_path / "seed-0" / "store", store.config.model_copy(update={"market": few}))
+    with pytest.raises(DataError, match=r"at every position|position 1"):
+        own.make_data(silent)
+    assert list(tmp_path.rglob("*")) in (
+        [],
+        [tmp_path / "seed-0"],
+        [tmp_path / "seed-0", tmp_path / "seed-0" / "store"],
+    )
+
+
 def test_a_result_has_a_row_for_each_visit(store: StoreTrial, tmp_path: Path) -> None:
     own = StoreTrial(tmp_path / "seed-0", store.config)
     shutil.copytree(store.folder, own.folder)
-    run_store_step(own, "store-propensity", silent)
     own.write_result(
         "store-logged", fixed(own.test["position"].to_numpy()), fixed(own.test["position"].to_numpy()), 2.5
     )

@@ -41,7 +41,7 @@ def analyse(
         exposures: the log.
         control: the arm that the others are held against.
         treatment: one arm or several; all others when left out.
-        start: the first day of the test. What users did before is taken out of an estimate of its own (CUPED), and the
+        start: the first day of the test, whose days alone tell the arms of users. What users did before is taken out of an estimate of its own (CUPED), and the
             check of false positives is made on that time.
         end: the last day of the test; later days are shown but not counted.
         shares: arm -> its intended share of the users; equal when left out.
@@ -63,8 +63,10 @@ def analyse(
         raise ConfigError(f"interval must be delta or bootstrap; got '{interval}'")
     if splits < 0:
         raise ConfigError(f"splits must be a whole number from 0 up; got {splits}")
+    period = _period(exposures, start, end)
+    exposures = exposures.with_arms_of(*period)
     names = [control, *_treatments(exposures, control, treatment)]
-    test = Design(exposures, names, *_period(exposures, start, end), alpha, expected_lift)
+    test = Design(exposures, names, *period, alpha, expected_lift)
     totals = test.totals()
     for arm in totals:
         if arm.users == 0:

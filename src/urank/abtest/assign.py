@@ -21,9 +21,9 @@ def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) 
 
         u = hash(salt, id) / 2⁶⁴,      arm j  when  share_1 + … + share_{j−1} ≤ u < share_1 + … + share_j
 
-    Users beyond the last share are not in the test and have null. The order of the arms counts: a test that grows from
-    `{"A": 0.1, "B": 0.1}` keeps its users when the new shares are appended, not when the old ones are raised. Each test
-    needs a salt of its own, by which its arms are independent of those of every other test.
+    Users beyond the last share are not in the test and have null. The order of the arms counts: `{"A": 0.1, "B": 0.1}`
+    keeps its users when a third arm is appended, or when the share of the last one is raised; raising that of A moves
+    users of B to A. Each test needs a salt of its own, by which its arms are independent of those of every other test.
 
     Args:
         user_ids: text or numbers; 17 and "17" are one user.

@@ -16,9 +16,9 @@ ratio. Tests and always-valid intervals (`sequential`) are made on the same scal
 What users did before the test tells some of what they do in it, and cannot be due to the test. Covariates c_u from that
 time take this part out (CUPED; Deng, Xu, Kohavi and Walker, WSDM 2013):
 
-    adjusted = estimate − θᵀ (c̄_B − c̄_A),      θ by least squares of the linearised metric on c within the arms
+    adjusted = estimate − θᵀ (c̄_B − c̄_A),      θ such that the variance of this is least
 
-so there is one formula, with or without covariates.
+which is least squares of the linearised metric on c within the arms when these have as many users; so there is one formula, with or without covariates.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
     "bootstrap_lift",
     "check_alpha",
     "compare",
+    "critical",
     "effect",
     "effects",
     "p_values",
@@ -120,18 +121,23 @@ def _linear(arm: Moments, scale: Scale) -> tuple[Floats, Floats]:
 
 
 def _theta(control: Moments, gradient_a: Floats, treatment: Moments, gradient_b: Floats) -> Floats:
-    """`[..., p]`, by least squares of ∇g · (x, y) on the covariates, each less its mean in the arm."""
+    """`[..., p]`, by which the variance of the adjusted difference is least: (Σ S_cc / n)⁻¹ Σ S_cg / n over both arms.
+
+    S_cc is the covariance of the covariates in an arm, S_cg that of them with ∇g · (x, y).
+    """
     if control.sums.shape[-1] == 2:
         return np.zeros((*control.n.shape, 0))
-    within = [arm.covariance * (arm.n - 1)[..., None, None] for arm in (control, treatment)]
-    of_covariates = sum(scatter[..., 2:, 2:] for scatter in within)
+    arms = control, treatment
+    of_means = [arm.covariance / arm.n[..., None, None] for arm in arms]
+    of_covariates = sum(covariance[..., 2:, 2:] for covariance in of_means)
     of_metric = sum(
-        np.einsum("...i,...ij->...j", gradient, scatter[..., :2, 2:])
-        for gradient, scatter in zip((gradient_a, gradient_b), within, strict=True)
+        np.einsum("...i,...ij->...j", gradient, covariance[..., :2, 2:])
+        for gradient, covariance in zip((gradient_a, gradient_b), of_means, strict=True)
     )
     # Measured by their own deviations, or small ones would pass for rounding beside large ones; constants drop out.
     squares = np.einsum("...ii->...i", of_covariates)
-    rounding = _ROUNDING * np.einsum("...ii->...i", (control.products + treatment.products)[..., 2:, 2:])
+    products = sum(arm.products[..., 2:, 2:] / (arm.n * (arm.n - 1))[..., None, None] for arm in arms)
+    rounding = _ROUNDING * np.einsum("...ii->...i", products)
     size = np.where(squares > rounding, np.sqrt(squares), np.inf)
     inverse = np.linalg.pinv(of_covariates / (size[..., :, None] * size[..., None, :]), hermitian=True)
     return np.asarray(np.einsum("...ij,...j->...i", inverse, of_metric / size) / size)
@@ -166,8 +172,9 @@ def p_values(value: NDArray[np.float64], error: NDArray[np.float64]) -> Floats:
 def effects(control: Moments, treatment: Moments, *, alpha: float = 0.05) -> list[Effect]:
     """Rates, difference and lift of two arms, with intervals, for each group.
 
-    Where a rate is 0 its log is not there. With R_B = 0 the lift is −100 %, and its interval is that of the difference
-    divided by R_A; with R_A = 0 there is no lift. The p-value is then that of the difference.
+    Where a rate is 0 its log is not there. With R_B = 0 lift and interval are those of the difference divided by R_A:
+    −100 % without covariates, and with them more or less than that by what they take out. With R_A = 0 there is no
+    lift. The p-value is then that of the difference.
 
     Args:
         control, treatment: moments `[groups]`, with or without covariates.
@@ -180,7 +187,7 @@ def effects(control: Moments, treatment: Moments, *, alpha: float = 0.05) -> lis
     (0.1, -0.086, 0.324, 0.31)
     """
     check_alpha(alpha)
-    z = float(ndtri(1 - alpha / 2))
+    z = critical(alpha)
     rate = rates(control)
     difference, error = compare(control, treatment, "difference")
     value, log_error = compare(control, treatment, "log")
@@ -250,6 +257,15 @@ def _poisson(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
     ends = np.round(pdtr(np.arange(9), 1.0) * 2**16).astype(np.int64)
     table = np.repeat(np.arange(9.0), np.diff(ends, prepend=0))
     return table[rng.integers(len(table), size=size, dtype=np.uint16)]
+
+
+def critical(alpha: float) -> float:
+    """z_{1−α/2}: how many errors an interval for one look reaches to either side, also for an α near 0.
+
+    >>> round(critical(0.05), 3), round(critical(1e-20), 3)
+    (1.96, 9.336)
+    """
+    return -float(ndtri(max(alpha / 2, 5e-324)))
 
 
 def check_alpha(alpha: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ __all__ = ["EVERYONE", "EXPOSURE_ROLES", "Exposures", "read_exposures"]
 
 EVERYONE = "everyone"
 """The one arm of a log that is read without arms."""
+
+_NOT_TOLD = -1
 
 _SUMS = ("impressions", "clicks", "conversions", "revenue")
 
@@ -41,6 +43,8 @@ class Exposures:
         revenue: `[rows]`, the worth of the conversions; none when the log has no values.
         crossed: users that were seen in two arms; they are left out.
         unassigned: users without any arm; they are left out too.
+        told: the rows of all users with the arms they tell, from which `with_arms_of` decides anew; none when the arms
+            are settled.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Exposures:
     revenue: Floats | None
     crossed: int = 0
     unassigned: int = 0
+    told: _Told | None = field(default=None, repr=False)
 
     @property
     def users(self) -> int:
@@ -68,18 +73,55 @@ class Exposures:
 
     def between(self, first: int, last: int) -> Exposures:
         """The rows of these days, both ends included; users and days keep their indices."""
-        return self.where((self.day >= first) & (self.day <= last))
+        part = self.where((self.day >= first) & (self.day <= last))
+        return part if self.told is None else replace(part, told=self.told.between(first, last))
+
+    def with_arms_of(self, first: int, last: int) -> Exposures:
+        """The same log with the arms that users had on these days, both ends included, settled.
+
+        A user that was seen on these days has the arm that its rows of these days tell; whatever other rows tell, they
+        count for that arm. So what users did after a test does not decide who is in it. Who was seen only before has
+        the arm of that time; who was seen only after is left out. `crossed` and `unassigned` count users of these days.
+
+        Raises:
+            DataError: when nobody has one arm.
+        """
+        if self.told is None:
+            return self
+        found = _with_arms(self.told, first, last)
+        if not found.users:
+            raise DataError(f"{self.name} must have users that were seen in one arm only; it has none")
+        return found
 
     def of_arms(self, arms: Sequence[int]) -> Exposures:
         """The rows of the users of these arms, by index; users and arms keep their indices."""
         return self.where(np.isin(self.arm, arms)[self.user])
 
     def where(self, kept: NDArray[np.bool_]) -> Exposures:
-        """The rows that are true in `kept[rows]`; users and days keep their indices."""
+        """The rows that are true in `kept[rows]`; users and days keep their indices, and arms are settled."""
         if kept.all():
             return self
         sums: dict[str, Any] = {name: values[kept] for name, values in self.sums.items()}
-        return replace(self, user=self.user[kept], day=self.day[kept], **sums)
+        return replace(self, user=self.user[kept], day=self.day[kept], told=None, **sums)
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What a log tells of arms.
+
+    Attributes:
+        rows: of all users; those of one user and day may be several, one for each arm.
+        names: of the arms, sorted.
+        arm: `[rows]`, an index into `names`, or −1 where the log names none.
+    """
+
+    rows: Exposures
+    names: tuple[str, ...]
+    arm: Ints
+
+    def between(self, first: int, last: int) -> _Told:
+        kept = (self.rows.day >= first) & (self.rows.day <= last)
+        return _Told(self.rows.where(kept), self.names, self.arm[kept])
 
 
 def read_exposures(
@@ -89,7 +131,8 @@ def read_exposures(
 
     A user has one arm. Users seen in two are counted and left out, since what they did belongs to neither; those that
     never have one are not in the test. A row without an arm counts for the arm of its user, so that the time before
-    the test may come in the same log. Days are those of UTC; a column `day` may have others.
+    the test may come in the same log. `analyse` decides this anew by the days of the test alone (`with_arms_of`).
+    Values are counted in millionths. Days are those of UTC; a column `day` may have others.
 
     Args:
         source: a Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
@@ -112,12 +155,12 @@ def read_exposures(
     log = Source(source, columns, arms=arms)
     frame = log.sums(report)
     if "day" in frame.columns:
-        frame = frame.sort("user_id", "day")
+        frame = frame.sort("user_id", "day", *(["arm"] if arms else []))
         first, last = int(frame["day"].min()), int(frame["day"].max())  # type: ignore[arg-type]
         labels = day_labels(first, last, dated=log.clock is not None and log.clock.dated, name=log.name)
         day = frame["day"].to_numpy().astype(np.int64) - first
     else:
-        frame = frame.sort("user_id")
+        frame = frame.sort("user_id", *(["arm"] if arms else []))
         labels, day = ("",), np.zeros(frame.height, dtype=np.int64)
     user = frame["user_id"].rle_id().to_numpy().astype(np.int64)
     sums = {name: frame[name].to_numpy().astype(np.float64) for name in _SUMS if name in frame.columns}
@@ -133,33 +176,41 @@ def read_exposures(
         conversions=sums.get("conversions", sums["clicks"]),
         revenue=sums.get("revenue"),
     )
-    return _with_arms(everything, frame["arm"]) if arms else everything
-
-
-def _with_arms(everything: Exposures, told: pl.Series) -> Exposures:
-    """The users that have one arm, from the arm of each row, which may be missing."""
-    names = sorted(told.drop_nulls().unique())
+    if not arms:
+        return everything
+    names = sorted(frame["arm"].drop_nulls().unique())
     if not names:
-        raise DataError(f"{everything.name} must name the arm of some user; it names none")
-    index = told.cast(pl.Enum(names)).to_physical().cast(pl.Int64)
-    starts = np.flatnonzero(np.append(True, np.diff(everything.user) != 0))
-    highest = np.maximum.reduceat(index.fill_null(-1).to_numpy(), starts)
-    lowest = np.minimum.reduceat(index.fill_null(len(names)).to_numpy(), starts)
-    kept = highest == lowest
-    if not kept.any():
-        raise DataError(f"{everything.name} must have users that were seen in one arm only; it has none")
-    rows = everything.where(kept[everything.user])
-    # A user that has its arm on some rows of a day only has two rows for that day.
-    key = rows.user * len(rows.days) + rows.day
-    days = np.flatnonzero(np.append(True, np.diff(key) != 0))
-    sums: dict[str, Any] = {name: np.add.reduceat(values, days) for name, values in rows.sums.items()}
+        raise DataError(f"{log.name} must name the arm of some user; it names none")
+    index = frame["arm"].cast(pl.Enum(names)).to_physical().cast(pl.Int64).fill_null(_NOT_TOLD).to_numpy()
+    told = _Told(everything, tuple(names), index)
+    return replace(_with_arms(told, 0, len(labels) - 1), told=told)
+
+
+def _with_arms(told: _Told, first: int, last: int) -> Exposures:
+    """The users that have one arm by the rows of these days, or by those before when they were not seen on these."""
+    rows, arm = told.rows, told.arm
+    inside = (rows.day >= first) & (rows.day <= last)
+    used = np.unique(arm[inside & (arm != _NOT_TOLD)])
+    seen = np.bincount(rows.user[inside], minlength=rows.users) > 0
+    counted = (inside | (~seen[rows.user] & (rows.day < first))) & (arm != _NOT_TOLD)
+    highest, lowest = np.full(rows.users, _NOT_TOLD), np.full(rows.users, len(told.names))
+    np.maximum.at(highest, rows.user[counted], arm[counted])
+    np.minimum.at(lowest, rows.user[counted], arm[counted])
+    kept = (highest == lowest) & np.isin(highest, used)
+    chosen = rows.where(kept[rows.user])
+    # A user may have several rows for a day: some without its arm, or, on other days, of another.
+    key = chosen.user * len(rows.days) + chosen.day
+    days = np.flatnonzero(np.append(True, np.diff(key) != 0)[: len(key)])
+    sums: dict[str, Any] = chosen.sums
+    if len(days) < len(key):
+        sums = {name: np.add.reduceat(values, days) for name, values in sums.items()}
     return replace(
-        rows,
-        arms=tuple(names),
-        arm=highest[kept],
-        user=(np.cumsum(kept) - 1)[rows.user[days]],
-        day=rows.day[days],
-        crossed=int((highest > lowest).sum()),
-        unassigned=int((highest < lowest).sum()),
+        chosen,
+        arms=tuple(told.names[place] for place in used),
+        arm=np.searchsorted(used, highest[kept]),
+        user=(np.cumsum(kept) - 1)[chosen.user[days]],
+        day=chosen.day[days],
+        crossed=int((seen & (highest > lowest)).sum()),
+        unassigned=int((seen & (highest < lowest)).sum()),
         **sums,
     )

@@ -56,7 +56,11 @@ class Growth:
         return users, error * users
 
     def first_day(self, reached: Callable[[float, float], bool]) -> int | None:
-        """The first day whose U_t and v_t are enough, from which on they are; none within ten years."""
+        """The first day whose U_t and v_t are enough; none within ten years.
+
+        Beyond the log it is found by halves, so `reached` must stay true there once it is; in the log, later days are
+        not looked at.
+        """
         T = len(self.users)
         for day in range(1, T + 1):
             if reached(*self.at(day)):
@@ -74,7 +78,7 @@ def growth_of(exposures: Exposures, metric: Metric) -> tuple[Growth, float]:
     """The curves of a log, all arms in one, and the rate of the metric over all of it.
 
     Raises:
-        DataError: when it has too few users, or nobody earned anything.
+        DataError: when it has too few users, nobody earned anything, or all have the same.
     """
     pooled = replace(exposures, arms=(EVERYONE,), arm=np.zeros_like(exposures.arm))
     found = running(pooled, metric)
@@ -85,8 +89,12 @@ def growth_of(exposures: Exposures, metric: Metric) -> tuple[Growth, float]:
             f"{exposures.name} must have {ENOUGH_USERS} users at least, {ENOUGH_EARNERS} of them with any "
             f"{metric.numerator}; it has {int(everyone.n[-1]):,} and {int(found.earners[-1, 0]):,}"
         )
-    variance = np.where(enough, relative_variance(everyone), np.nan)
-    powers = _power(everyone.n, enough), -_power(variance / everyone.n, enough)
+    variance = relative_variance(everyone)
+    if not variance[-1] > 0:
+        raise DataError(f"all users of {exposures.name} have the same {metric.title}, so no test of it can be planned")
+    known = enough & (variance > 0)
+    variance = np.where(known, variance, np.nan)
+    powers = _power(everyone.n, known), -_power(variance / everyone.n, known)
     curve = Growth(everyone.n, variance, *(float(np.clip(power, 0, 1)) for power in powers))
     return curve, float(rates(everyone)[-1])
 

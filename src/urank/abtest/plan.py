@@ -15,25 +15,32 @@ is in the test, half in either arm, s_t² = 4 v_t / (w U_t). Users come back, so
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import ceil, log1p, sqrt
+from math import ceil, isnan, sqrt
 from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from urank.abtest.estimate import check_alpha
+from urank.abtest.days import MOST_DAYS
+from urank.abtest.estimate import check_alpha, critical
 from urank.abtest.exposures import Exposures
 from urank.abtest.growth import Growth, growth_of
 from urank.abtest.metrics import METRICS, metric_named
 from urank.abtest.results import percent
-from urank.abtest.sequential import multiplier, spread
-from urank.errors import ConfigError
+from urank.abtest.sequential import ENOUGH_EARNERS, ENOUGH_USERS, log_size, multiplier, spread
+from urank.errors import ConfigError, DataError
 from urank.plain import plain
 
-__all__ = ["Horizon", "Plan", "error_needed", "lift_found", "plan"]
+__all__ = ["MOST_USERS", "Horizon", "Plan", "check_numbers", "error_needed", "lift_found", "plan"]
 
 EXPECTED_LIFT = 0.05
+MOST_USERS = 10**12
+"""In an arm, or new ones on a day."""
+
+_SMALLEST, _LARGEST = 1e-12, 1e12  # of a mean
+_LEAST_RATIO, _MOST_RATIO = 1e-6, 1e6  # of a deviation to its mean
+_SHOWN = 10**18
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def plan(
 
     Raises:
         ConfigError: when an argument is missing, superfluous or not a number of its kind.
-        DataError: when the log has too few users.
+        DataError: when the log has too few users, at all or by the end of `days`, or all have the same.
 
     >>> found = plan(lift=0.1, mean=0.5, variance=1.0, daily_users=1000)
     >>> found.once  # n = 2 · (1 / 0.5²) · (1.96 + 0.84)² / log(1.1)²
@@ -134,12 +141,18 @@ def plan(
     >>> plan(users=6913, mean=0.5, variance=1.0).once.lift
     0.0999...
     """
-    _check(lift, users, days, share, power, alpha)
+    _check(lift, users, days, metric, share, power, alpha)
     expected = expected_lift if expected_lift is not None else lift if lift is not None else EXPECTED_LIFT
     growth, rate, title = _known(exposures, metric, mean, variance, daily_users)
     if days is not None and growth is None:
         raise ConfigError("days needs a log, or daily_users, to tell how many users come; got neither")
     v = float(growth.variance[-1]) if growth is not None else variance / mean**2  # type: ignore[operator]
+    if days is not None and growth is not None and isnan(growth.at(days)[1]):
+        first = growth.first_day(lambda seen, v: v > 0)
+        raise DataError(
+            f"days must be {first} at least: only then {exposures.name if exposures else 'it'} has {ENOUGH_USERS} users, "
+            f"{ENOUGH_EARNERS} of them with any {title.split()[0]}, who differ; got {days}"
+        )
     found = []
     for tau in (None, spread(expected)):
         judge = _Judge(growth, v, share, power, alpha, tau, exposures is not None)
@@ -153,16 +166,24 @@ def plan(
 def error_needed(lift: float, *, power: float = 0.8, alpha: float = 0.05, tau: float | None = None) -> float:
     """The error s of the log lift with which a lift is found; by an always-valid interval when τ is given.
 
-    >>> once, daily = error_needed(0.05), error_needed(0.05, tau=log1p(0.05))
+    >>> once, daily = error_needed(0.05), error_needed(0.05, tau=0.0488)
     >>> round(once, 4), round(daily, 4)
     (0.0174, 0.0125)
     """
-    if not lift > -1 or lift == 0:
-        raise ConfigError(f"lift must be above −1 and not 0; got {lift}")
-    distance = abs(log1p(lift))
+    distance = log_size(lift, "lift")
+    _check_power(power, alpha)
+    largest = distance / (critical(alpha) + float(ndtri(power)))
     if tau is None:
-        return distance / float(ndtri(1 - alpha / 2) + ndtri(power))
-    return float(brentq(lambda s: _distance(s, power, alpha, tau) - distance, 1e-6 * distance, 1e3 * distance))
+        return largest
+
+    def beyond(s: float) -> float:
+        return _distance(s, power, alpha, tau) - distance
+
+    # The bound for daily looks is above that for one look, so the error is smaller; and L goes to 0 with it.
+    s = largest
+    while beyond(s) > 0:
+        s /= 2
+    return s if s == largest else float(brentq(beyond, s, 2 * s, xtol=1e-12 * s))
 
 
 def lift_found(error: float, *, power: float = 0.8, alpha: float = 0.05, tau: float | None = None) -> float:
@@ -177,7 +198,7 @@ def lift_found(error: float, *, power: float = 0.8, alpha: float = 0.05, tau: fl
 
 def _distance(error: float, power: float, alpha: float, tau: float | None) -> float:
     """L = s · (bound + z_power)."""
-    bound = float(ndtri(1 - alpha / 2)) if tau is None else float(multiplier(np.array(error), tau, alpha))
+    bound = critical(alpha) if tau is None else float(multiplier(np.array(error), tau, alpha))
     return error * (bound + float(ndtri(power)))
 
 
@@ -199,7 +220,7 @@ class _Judge:
         if self.growth is not None:
             day = self.growth.first_day(lambda seen, v: 4 * v / (self.share * seen) <= needed * (1 + 1e-9))
             v = v if day is None else self.growth.at(day)[1]
-        return self._horizon(lift, ceil(2 * v / needed - 1e-9), day)
+        return self._horizon(lift, max(1, ceil(2 * v / needed - 1e-9)), day)
 
     def by_users(self, users: int) -> Horizon:
         v, day = self.variance, None
@@ -234,25 +255,61 @@ def _known(
         raise ConfigError("plan needs a log, or mean and variance; got neither")
     if not mean > 0 or not variance > 0:
         raise ConfigError(f"mean and variance must be above 0; got {mean} and {variance}")
-    if daily_users is not None and not daily_users > 0:
-        raise ConfigError(f"daily_users must be above 0; got {daily_users}")
-    title = next((each.title for each in METRICS if each.name == metric), metric)
+    check_numbers(mean, sqrt(variance), daily_users, ("mean", "the root of variance", "daily_users"))
+    title = next(each.title for each in METRICS if each.name == metric)
     if daily_users is None:
         return None, mean, title
     return Growth(np.array([float(daily_users)]), np.array([variance / mean**2])), mean, title
 
 
-def _check(lift: float | None, users: int | None, days: int | None, share: float, power: float, alpha: float) -> None:
+def check_numbers(mean: float, deviation: float, daily_users: float | None, names: tuple[str, str, str]) -> None:
+    """Refuse numbers of a plan without a log that are out of all proportion, by the names that the caller has for them.
+
+    Raises:
+        ConfigError: with the name of the number.
+    """
+    if not _SMALLEST <= mean <= _LARGEST:
+        raise ConfigError(f"{names[0]} must be from {_SMALLEST:g} to {_LARGEST:g}; got {mean}")
+    if not _LEAST_RATIO <= deviation / mean <= _MOST_RATIO:
+        raise ConfigError(
+            f"{names[1]} must be from {_LEAST_RATIO:g} to {_MOST_RATIO:g} times {names[0]}, which is {mean:g}; "
+            f"got {deviation:g}"
+        )
+    if daily_users is not None and not 0 < daily_users <= MOST_USERS:
+        raise ConfigError(f"{names[2]} must be above 0 and at most {MOST_USERS:,}; got {_shown(daily_users)}")
+
+
+def _check(
+    lift: float | None, users: int | None, days: int | None, metric: str, share: float, power: float, alpha: float
+) -> None:
     check_alpha(alpha)
     if sum(wanted is not None for wanted in (lift, users, days)) != 1:
-        raise ConfigError(f"one of lift, users and days must be given; got {lift}, {users} and {days}")
-    for name, number in (("users", users), ("days", days)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{name} must be a whole number from 1 up; got {number}")
+        got = ", ".join("None" if each is None else _shown(each) for each in (lift, users))
+        raise ConfigError(
+            f"one of lift, users and days must be given; got {got} and {'None' if days is None else _shown(days)}"
+        )
+    if lift is not None:
+        log_size(lift, "lift")
+    for name, number, most in (("users", users, MOST_USERS), ("days", days, MOST_DAYS)):
+        if number is not None and not 1 <= number <= most:
+            raise ConfigError(f"{name} must be a whole number from 1 to {most:,}; got {_shown(number)}")
+    if metric not in (known := [each.name for each in METRICS]):
+        raise ConfigError(f"metric must be one of {', '.join(known)}; got '{metric}'")
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1; got {share}")
+    _check_power(power, alpha)
+
+
+def _check_power(power: float, alpha: float) -> None:
     if not 0 < power < 1:
         raise ConfigError(f"power must be between 0 and 1; got {power}")
+    if power <= alpha:
+        raise ConfigError(f"power must be above alpha, which is {alpha}; got {power}")
+
+
+def _shown(number: float) -> str:
+    """A number in a sentence, in which one of a thousand digits has no place."""
+    return str(number) if isinstance(number, float) or abs(number) <= _SHOWN else f"one beyond {_SHOWN:g}"
 
 
 def _in_days(found: Horizon) -> str:

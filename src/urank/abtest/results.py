@@ -114,10 +114,12 @@ class Result:
     def _looked(self) -> list[str]:
         if len(self.looks) < 2:
             return []
-        last = self.looks[-1]
-        apart = last.always_low > 0 or last.always_high < 0
-        said = "looking daily was safe" if apart else "for those who looked daily it is not sure"
-        return [f"{said}: always-valid interval {_ends(last.always_low, last.always_high)}"]
+        found = next((look for look in self.looks if look.day == self.decided), None)
+        if found is None:
+            ends = _ends(self.looks[-1].always_low, self.looks[-1].always_high)
+            return [f"for those who looked daily it is not sure: always-valid interval {ends}"]
+        ends = _ends(found.always_low, found.always_high)
+        return [f"looking daily was safe from the end of {found.day} on: always-valid interval then {ends}"]
 
     @property
     def _adjusted(self) -> list[str]:

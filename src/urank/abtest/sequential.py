@@ -14,7 +14,9 @@ Why it holds. Let S_t = d_t / s_t². Where new data is independent of old, S has
 1 / s_t², and the mixture Λ = √(s² / (s² + τ²)) · exp(d² τ² / (2 s² (s² + τ²))) is a martingale under δ = 0, which
 passes 1/α with a chance of at most α (Ville). Users come back, so days are not independent, and the estimate of a ratio
 is normal only in the limit. What is needed is cov(S_s, S_t) ≥ Var S_s, with equality for independent increments: the
-larger the covariance, the less the path moves from look to look, and by Slepian's inequality the less often it passes.
+larger the covariance, the less the path moves from look to look, and by Slepian's inequality the less often it passes
+a bound on one side. The interval has two sides: the chances of both add up to at most α and the chance that a path with
+independent increments passes both bounds, which is small but not 0.
 
 - Rates per impression, users whose days are exchangeable: equality, although days are correlated, since that a user is
   rich is in s_s and s_t alike. When such users join from day to day it is more.
@@ -40,10 +42,12 @@ from urank.abtest.metrics import Metric, first_earned, so_far
 from urank.abtest.moments import Floats, Moments, moments
 from urank.errors import ConfigError
 
-__all__ = ["ENOUGH_EARNERS", "ENOUGH_USERS", "Look", "Running", "always_p", "looks", "multiplier", "running", "spread"]
+__all__ = ["ENOUGH_EARNERS", "ENOUGH_USERS", "Look", "Running", "always_p", "log_size", "looks", "multiplier", "running", "spread"]
 
 ENOUGH_USERS, ENOUGH_EARNERS = 50, 10
 """A look needs as many users in each arm, and as many of them that earned anything; before, nothing is normal yet."""
+
+_SMALLEST_LIFT, _LARGEST_LIFT = 1e-6, 1e3
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,20 @@ def spread(expected_lift: float) -> float:
     Raises:
         ConfigError: when it is not a lift, or none.
     """
-    if not expected_lift > -1 or expected_lift == 0:
-        raise ConfigError(f"expected_lift must be above −1 and not 0; got {expected_lift}")
-    return abs(log1p(expected_lift))
+    return log_size(expected_lift, "expected_lift")
+
+
+def log_size(lift: float, name: str) -> float:
+    """|log(1 + lift)|, of a lift that a test can be made for.
+
+    Raises:
+        ConfigError: when it is not a lift, or none, or out of all proportion.
+    """
+    if not lift > -1 or lift == 0:
+        raise ConfigError(f"{name} must be above −1 and not 0; got {lift}")
+    if not _SMALLEST_LIFT <= abs(lift) <= _LARGEST_LIFT:
+        raise ConfigError(f"{name} must be from {_SMALLEST_LIFT:f} to {_LARGEST_LIFT:,.0f} in size; got {lift}")
+    return abs(log1p(lift))
 
 
 def running(exposures: Exposures, metric: Metric) -> Running:

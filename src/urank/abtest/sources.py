@@ -36,6 +36,7 @@ _LIKE = {"user_id": "session_id", "arm": "policy", "conversion": "click", "day":
 """The roles of a click log that hold the same."""
 _TIMES = ("day", "timestamp")
 _LARGEST = 1e38
+_MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Source:
                 added = [_merged(added)]
         if not sum(frame.height for frame in added):
             raise DataError(f"{self.name} is empty; an exposure log needs at least one impression")
-        return _merged(added)
+        found = _merged(added)
+        return found.with_columns(pl.col("revenue") / _MILLION) if "revenue" in found.columns else found
 
     def _table(self) -> Iterator[_Part]:
         frame = table_frame(self._source, self.name, "an exposure log")
@@ -202,8 +204,9 @@ def _rules(roles: Mapping[str, str]) -> dict[str, tuple[str, pl.Expr]]:
     if "value" in roles:
         x, converted = pl.col("value"), pl.col(_conversion(roles)) == 1
         missing = x.is_null() | x.is_nan()
-        outside = ((x < 0) | (x > _LARGEST)) & x.is_not_nan()
-        rules["value"] = ("be a finite number from 0 up", outside.fill_null(False) | (missing & converted))
+        lost = (x > 0) & (x < 1 / _MILLION) & converted
+        outside = ((x < 0) | (x > _LARGEST) | lost) & x.is_not_nan()
+        rules["value"] = ("be 0 or a finite number from 0.000001 up", outside.fill_null(False) | (missing & converted))
     for role in _TIMES:
         if role in roles:
             rules[role] = ("be a date or time, or a whole number", pl.col("day").is_null())
@@ -219,8 +222,8 @@ def _sums(roles: Mapping[str, str]) -> list[pl.Expr]:
     if "conversion" in roles:
         sums.append(pl.col("conversion").sum().alias("conversions"))
     if "value" in roles:
-        # As in a click log, 24 bits of it: in 53 bits such numbers are summed without rounding, in whatever order.
-        value = pl.col("value").cast(pl.Float32).cast(pl.Float64)
+        # Whole numbers of millionths: up to 2⁵³, some 9e9 a user and day, they are summed exactly, in whatever order.
+        value = (pl.col("value").cast(pl.Float64) * _MILLION).round()
         earned = pl.when(pl.col(_conversion(roles)) == 1).then(value).otherwise(0.0)
         sums.append(earned.sum().alias("revenue"))
     return sums

@@ -138,6 +138,8 @@ def _shares(text: str | None) -> dict[str, float] | None:
     shares: dict[str, float] = {}
     for part in text.split(","):
         arm, _, share = part.rpartition("=")
+        if arm in shares:
+            raise ConfigError(f"--shares must name each arm once; got '{arm}' twice")
         try:
             shares[arm] = float(share)
         except ValueError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from urank.abtest.sources import EXPOSURE_ROLES
 from urank.cli.options import Json, Quiet, column_option, print_json, role_columns
-from urank.errors import ConfigError
+from urank.errors import ConfigError, UrankError
 from urank.progress import Report, bars
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def plan_command(
         )
         meant = make(**wanted, expected_lift=expected_lift)
         make = partial(make, expected_lift=meant.expected_lift)
-        plans = [make(**each) for each in _around(wanted)]
+        plans = list(_possible(make, _around(wanted)))
         if html is not None:
             dated = log is not None or users_per_day is not None
             write_plans(plans, meant, _curve(make, meant, dated=dated, report=report), html)
@@ -121,6 +122,9 @@ def _check(
         raise ConfigError("a plan needs a LOG, or --mean and --deviation")
     if not mean > 0 or not deviation > 0:
         raise ConfigError(f"--mean and --deviation must be above 0; got {mean:g} and {deviation:g}")
+    from urank.abtest.plan import check_numbers  # slow to load, with all of scipy
+
+    check_numbers(mean, deviation, users_per_day, ("--mean", "--deviation", "--users-per-day"))
     if days is not None and users_per_day is None:
         raise ConfigError("--days needs a LOG, or --users-per-day, to tell how many users come")
 
@@ -139,19 +143,29 @@ def _around(wanted: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: each} for each in values]
 
 
+def _possible(make: Callable[..., Plan], around: list[dict[str, Any]]) -> Iterator[Plan]:
+    """Plans around one that can be made, without those that cannot: of a lift too small, or too early a day."""
+    for each in around:
+        with suppress(UrankError):
+            yield make(**each)
+
+
 def _curve(make: Callable[..., Plan], meant: Plan, *, dated: bool, report: Report) -> list[Plan]:
     """Tests of growing length: by days when it is known how many users come, else by users."""
     import numpy as np
+
+    from urank.abtest.plan import MOST_USERS
 
     if dated:
         longest = max(found.days or _MOST_DAYS for found in (meant.once, meant.daily))
         name, least, most = "days", 1, min(max(_LEAST_DAYS, 2 * longest), max(_MOST_DAYS, longest))
     else:
-        name, least, most = "users", max(1, meant.daily.users // 25), 2 * meant.daily.users
+        most = min(2 * meant.daily.users, MOST_USERS)
+        name, least = "users", max(1, min(meant.daily.users, MOST_USERS) // 25)
     places = np.unique(np.geomspace(least, most, _POINTS).round().astype(int)).tolist()
-    found = []
+    found: list[Plan] = []
     for number, place in enumerate(places):
         report("draw", number, len(places))
-        found.append(make(**{name: place}))
+        found += _possible(make, [{name: place}])
     report("draw", len(places), len(places))
-    return found
+    return found or [meant]

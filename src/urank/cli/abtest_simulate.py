@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from urank.cli.options import Json, Overwrite, Quiet, json_text, print_json
 from urank.config import build, laid_over, read_toml
-from urank.files import new_file
 from urank.progress import bars
+
+if TYPE_CHECKING:  # torch is slow to load
+    from urank.simulate.abtest import AbTestRun
+    from urank.simulate.judged import JudgedTest
 
 __all__ = ["simulate_command"]
 
@@ -83,16 +86,21 @@ def simulate_command(
 
     checked = build(AbTestConfig, values, str(config) if config is not None else "the test")
     torch.set_num_threads(1)  # sums in another order could end with other bits
-    with bars(quiet=quiet or json) as report:
-        run = simulate_abtest(checked, output, overwrite=overwrite, report=report)
-        judged = judge_abtest(run, report=report)
+    found: list[JudgedTest] = []
+
+    def finish(run: AbTestRun) -> None:
+        judged = judge_abtest(run, name=str(output / "exposures.parquet"), report=report)
         report("write the report", 0, None)
-        told = judged.to_dict()
-        with new_file(output / "analysis.json") as working:
-            working.write_text(json_text(told) + "\n", encoding="utf-8")
-        write_judged(judged, output / "report.html")
+        text = json_text(judged.to_dict()) + "\n"
+        (run.folder / "analysis.json").write_text(text, encoding="utf-8")
+        write_judged(judged, run.folder / "report.html")
+        found.append(judged)
+
+    with bars(quiet=quiet or json) as report:
+        simulate_abtest(checked, output, overwrite=overwrite, finish=finish, report=report)
+    [judged] = found
     if json:
-        print_json({"folder": str(output), **told, "config": checked.model_dump(mode="json")})
+        print_json({"folder": str(output), **judged.to_dict(), "config": checked.model_dump(mode="json")})
     elif not quiet:
         console = Console()
         print_judged(judged, console)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.clicks.config import ClickConfig
-from urank.errors import DataError
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
 from urank.model import load_model
@@ -18,8 +17,6 @@ from urank.paper.click_models import keep_click_model
 from urank.paper.results import Kind
 from urank.paper.store_trial import Orders, StoreTrial
 from urank.progress import Report
-from urank.propensity.categories import fit_by_category
-from urank.propensity.files import save_propensity
 from urank.rankers.baselines import Baseline, fit_baseline
 from urank.rankers.gbdt import TreesConfig
 from urank.rankers.policies import ScorerPolicy
@@ -37,7 +34,7 @@ class StoreMethod:
         name: as the table shows it.
         kind: baseline, oracle or ours.
         make: trains it for one scenario, with bids or without, and gives its orders of the eighth day.
-        needs: the steps before it, besides the data and the propensities that judge it.
+        needs: the steps before it, besides the data.
         cost: about how long it takes, in units of the shortest.
     """
 
@@ -133,17 +130,6 @@ STORE_METHODS: dict[str, StoreMethod] = {
 }
 
 
-def _propensity(trial: StoreTrial, report: Report) -> None:
-    found = fit_by_category(trial.random)
-    for category, curve in found.curves.items():
-        if min(curve.values) == 0:  # a download there would count without limit
-            raise DataError(
-                f"the random traffic must have downloads of every category at every position; '{category}' has none at "
-                f"{curve.values.index(0) + 1}: raise store.market.random_visits"
-            )
-    save_propensity(found, trial.path("store-propensity"))
-
-
 def _clicks(name: str, config: Callable[[StoreTrial], ClickConfig]) -> Callable[[StoreTrial, Report], None]:
     def make(trial: StoreTrial, report: Report) -> None:
         keep_click_model(trial.dataset(bids=False), config(trial), trial.path(name), report)
@@ -153,7 +139,6 @@ def _clicks(name: str, config: Callable[[StoreTrial], ClickConfig]) -> Callable[
 
 STORE_STEPS: dict[str, tuple[Callable[[StoreTrial, Report], None], tuple[str, ...], float]] = {
     "store-data": (lambda trial, report: trial.make_data(report), (), 6.0),
-    "store-propensity": (_propensity, ("store-data",), 0.2),
     "store-deepfm-model": (
         _clicks("store-deepfm-model", lambda trial: trial.config.production),
         ("store-data",),
@@ -169,7 +154,7 @@ def store_needs(name: str) -> tuple[tuple[str, ...], float]:
     if name in STORE_STEPS:
         return STORE_STEPS[name][1], STORE_STEPS[name][2]
     method = STORE_METHODS[name]
-    return ("store-data", "store-propensity", *method.needs), method.cost
+    return ("store-data", *method.needs), method.cost
 
 
 def run_store_step(trial: StoreTrial, name: str, report: Report) -> None:

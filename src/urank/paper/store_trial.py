@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from urank.errors import DataError
 from urank.features import Featurizer, fit_featurizer
 from urank.files import new_file, new_folder
 from urank.log.dataset import Block, Dataset
@@ -31,10 +33,10 @@ from urank.paper.results import store_metrics
 from urank.paper.seed_folder import SeedFolder
 from urank.paper.store_config import StoreConfig
 from urank.progress import Report
-from urank.propensity.categories import ByCategory
-from urank.propensity.files import load_propensity
+from urank.propensity.categories import ByCategory, fit_by_category
+from urank.propensity.files import load_propensity, save_propensity
 from urank.simulate.appstore import draw_requests, serve, traffic
-from urank.simulate.market import build_market
+from urank.simulate.market import Market, build_market
 from urank.simulate.production import NOT_LEARNED, production_ranker, random_traffic, ranked_by, with_table, write_days
 from urank.utility import earned, item_gains
 
@@ -61,11 +63,6 @@ class StoreTrial(SeedFolder):
         return Dataset(self.folder / "data" / ("bids" if bids else "clicks"))
 
     @cached_property
-    def random(self) -> Dataset:
-        """The random traffic."""
-        return Dataset(self.folder / "data" / "random")
-
-    @cached_property
     def featurizer(self) -> Featurizer:
         """What all methods see of the features."""
         return fit_featurizer(self.dataset(bids=False))
@@ -83,12 +80,12 @@ class StoreTrial(SeedFolder):
     @cached_property
     def table(self) -> NDArray[np.float64]:
         """The true P(download) `[rows, K]`."""
-        return np.array(self.test["table"].to_list(), dtype=np.float64)
+        return _tables(self.test)
 
     @cached_property
     def propensity(self) -> ByCategory:
         """Q(o | category, k), from the random traffic."""
-        found = load_propensity(self.path("store-propensity"))
+        found = load_propensity(self.folder / "propensity.json")
         assert isinstance(found, ByCategory)  # noqa: S101 - this trial wrote it
         return found
 
@@ -100,26 +97,22 @@ class StoreTrial(SeedFolder):
         return Block(queries, frame.to_arrow(), self.offsets)
 
     def make_data(self, report: Report) -> None:
-        """Simulate the store, and prepare what methods learn from."""
+        """Simulate the store, estimate examination, and prepare what methods learn from."""
         market = build_market(self.config.market)
         learned = range(1, market.config.days)
         with new_folder(self.folder / "data", marker="clicks") as folder:
-            write_days(folder / "random.parquet", random_traffic(market), market.config.random_days, "random", report)
+            propensity = _propensity(market, folder / "random", report)
             ranker = ranked_by(production_ranker(market, self.config.production, report=report))
             days = traffic(market, ranker, learned, policy="production")
-            write_days(folder / "log.parquet", days, len(learned), "production", report)
+            log = folder / "log.parquet"
+            write_days(log, days, len(learned), "production", report)
             visitors = draw_requests(market, market.config.days, visits=self.config.test_visits)
             last = serve(visitors, ranker, policy="production")
-            log = folder / "log.parquet"
             hidden = [name for name in NOT_LEARNED if name in pl.read_parquet_schema(log)]
             for name, dropped in (("clicks", hidden), ("bids", [each for each in hidden if each != "value"])):
                 prepare(read(log, drop=dropped), folder / name, test=0.0, report=report)
-            random = folder / "random.parquet"
-            kept = ("query_id", "item_id", "position", "click", "category")
-            others = [name for name in pl.read_parquet_schema(random) if name not in kept]
-            prepare(read(random, drop=others), folder / "random", valid=0.0, test=0.0, report=report)
             log.unlink()
-            random.unlink()
+            save_propensity(propensity, self.folder / "propensity.json")
             with new_file(self.folder / "test.parquet") as working:
                 _shuffled(with_table(last), self.config.market.seed).write_parquet(working)
 
@@ -127,7 +120,6 @@ class StoreTrial(SeedFolder):
         """Where a step or a method leaves what it made."""
         steps = {
             "store-data": "data",
-            "store-propensity": "propensity.json",
             "store-deepfm-model": "deepfm",
             "store-clicks": "clicks",
         }
@@ -159,7 +151,7 @@ def judged_visits(test: pl.DataFrame, examination: NDArray[np.float64], clicks: 
     logged = pad(test["position"].to_numpy().astype(np.int64), offsets, fill=1)
     click = pad(test["click"].to_numpy(), offsets)
     value = pad(test["value"].to_numpy().astype(np.float64), offsets)
-    truth = pad(np.array(test["table"].to_list(), dtype=np.float64), offsets)
+    truth = pad(_tables(test), offsets)
     seen = pad(examination, offsets)
     found: dict[str, NDArray[np.float64]] = {}
     for scenario, orders, worth in (("#click", clicks, np.ones_like(value)), ("Revenue", bids, value)):
@@ -172,7 +164,35 @@ def judged_visits(test: pl.DataFrame, examination: NDArray[np.float64], clicks: 
     return test.select("query_id").gather(offsets[:-1]).with_columns(**found)
 
 
+def _propensity(market: Market, folder: Path, report: Report) -> ByCategory:
+    """Q(o | category, k) from random traffic, which is removed again.
+
+    Raises:
+        DataError: when there was too little of it.
+    """
+    folder.mkdir()
+    path = folder / "random.parquet"
+    write_days(path, random_traffic(market), market.config.random_days, "random", report)
+    kept = ("query_id", "item_id", "position", "click", "category")
+    others = [name for name in pl.read_parquet_schema(path) if name not in kept]
+    prepare(read(path, drop=others), folder / "prepared", valid=0.0, test=0.0, report=report)
+    found = fit_by_category(Dataset(folder / "prepared"))
+    for name, curve in {**found.curves, "all categories": found.overall}.items():
+        if min(curve.values) == 0:  # a download there would count without limit
+            raise DataError(
+                f"the random traffic must have downloads at every position; {name} has none at "
+                f"{curve.values.index(0) + 1}: raise store.market.random_visits"
+            )
+    rmtree(folder)
+    return found
+
+
+def _tables(shown: pl.DataFrame) -> NDArray[np.float64]:
+    """The true tables as one array `[rows, K]`."""
+    return shown["table"].explode().to_numpy().reshape(shown.height, -1).astype(np.float64)
+
+
 def _shuffled(shown: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The items of each visit in another order, which does not tell where they were shown."""
     visits = list_ids(offsets_of_runs(shown["query_id"].rle_id().to_numpy()))
-    return shown[np.lexsort((np.random.default_rng(seed).random(shown.height), visits))]
+    return shown[np.lexsort((np.random.default_rng([seed, 200]).random(shown.height), visits))]

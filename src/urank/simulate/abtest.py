@@ -1,14 +1,15 @@
 """The live test of Section 6.2, simulated: A/A, then U-rank against the production ranker, then A/A again.
 
-Of all users, 15 % are in the control and 15 % in the treatment, by a stable hash. In the A/A days the production ranker
-serves both. In between, each arm has a ranker of its own, learned anew every few days from the log of that arm alone:
-DeepFM in the control, U-rank in the treatment. Nobody tells the rankers anything that a live system would not have.
+Of all users, 15 % are in the control and 15 % in the treatment, by a stable hash. In the A/A days one DeepFM serves
+both: at first the production ranker, at the end the control's latest. In between, each arm has a ranker of its own,
+learned anew every few days from the log of that arm alone: DeepFM in the control, U-rank in the treatment. Nobody tells
+the rankers anything that a live system would not have.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -135,6 +136,8 @@ class _Test:
     def _serve(self, day: int) -> Served:
         requests = draw_requests(self.market, day, among=self.arm.is_not_null().to_numpy())
         orders = {arm: ranked_by(model, self._method(model)) for arm, model in self.rankers.items()}
+        if not len(requests.user):
+            raise ConfigError(f"nobody of the arms came on day {day}; users · share · visits must be larger")
         told = {arm: expected_downloads(requests, ranker) for arm, ranker in orders.items()}
         self.truth.append({"day": day, **told, "lift": told[TREATMENT] / told[CONTROL] - 1})
         ranker = _by_arm(orders, self.treated[requests.user])
@@ -174,7 +177,12 @@ def _by_arm(rankers: dict[str, Ranker], treated: NDArray[np.bool_]) -> Ranker:
 
 
 def simulate_abtest(
-    config: AbTestConfig, folder: str | Path, *, overwrite: bool = False, report: Report = silent
+    config: AbTestConfig,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    finish: Callable[[AbTestRun], None] | None = None,
+    report: Report = silent,
 ) -> AbTestRun:
     """Run the whole test and write its exposure log.
 
@@ -182,6 +190,7 @@ def simulate_abtest(
         config: settings.
         folder: a new or empty folder; it appears when all of it is complete.
         overwrite: replace an earlier test. A folder that holds anything else is never replaced.
+        finish: writes what else belongs into the folder before it appears; its run is in a folder to be moved.
         report: told how far it is.
     """
     folder = Path(folder)
@@ -194,6 +203,8 @@ def simulate_abtest(
             truth.write_parquet(target / "truth.parquet")
             settings = config.model_dump(mode="json", exclude_none=True)
             (target / "abtest.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+            if finish is not None:
+                finish(AbTestRun(target, config, test.learned, truth))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return AbTestRun(folder, config, test.learned, truth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,16 @@ def day_name(day: int) -> str:
     return (FIRST_DAY + timedelta(days=day - 1)).date().isoformat()
 
 
-def judge_abtest(run: AbTestRun, *, splits: int = 1000, seed: int = 0, report: Report = silent) -> JudgedTest:
+def judge_abtest(
+    run: AbTestRun, *, name: str = "", splits: int = 1000, seed: int = 0, report: Report = silent
+) -> JudgedTest:
     """Analyse a simulated test three times: the A/B test, the A/A test before it and that after it.
 
     The A/A tests are analysed each alone. Before the second is the A/B test, and what users did in it is due to it.
 
     Args:
         run: what `simulate_abtest` left.
+        name: what the analyses call the log; its path when left out.
         splits: random halves by which false positives are counted.
         seed: of the halves.
         report: told how far it is.
@@ -152,6 +155,7 @@ def judge_abtest(run: AbTestRun, *, splits: int = 1000, seed: int = 0, report: R
     """
     config = run.config
     log = read_exposures(Path(run.folder) / "exposures.parquet", report=report)
+    log = replace(log, name=name or log.name)
     launch, last = config.before + 1, config.before + config.during
 
     def judged(seen: Exposures, first: int, final: int) -> Analysis:
