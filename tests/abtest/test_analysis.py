@@ -17,9 +17,10 @@ from urank.abtest.exposures import Exposures, read_exposures
 from urank.abtest.judge import covariates
 from urank.abtest.metrics import METRICS, by_user
 from urank.abtest.moments import moments
-from urank.abtest.results import Analysis
+from urank.abtest.results import Analysis, percent
 from urank.errors import ConfigError, DataError
 from urank.evaluate.stats import holm
+from urank.report.abtest_words import when_it_was_safe
 from urank.simulate.visits import impressions_of, simulate_visits
 
 START = "2020-05-13"
@@ -213,7 +214,7 @@ def test_sentences(visits: Exposures, analysis: Analysis) -> None:
         f"B earned {100 * lift.value:.1f} % more clicks per impression than A "
         f"(95 % interval {100 * lift.low:.1f} % to {100 * lift.high:.1f} %, p = "
     )
-    assert "looking daily was safe: always-valid interval" in found.sentence
+    assert f"looking daily was safe from the end of {found.decided} on: always-valid interval then" in found.sentence
     assert "with what users did before taken out" in found.sentence
     assert found.decided in visits.days
     back = analyse(visits, control="B", splits=0).result("ctr")
@@ -230,6 +231,66 @@ def test_sentences_of_what_is_not_known(visits: Exposures) -> None:
     silent = replace(visits, clicks=np.where(visits.arm[visits.user] == 0, 0.0, visits.clicks))
     told = analyse(silent, control="A", splits=0).result("ctr").sentence
     assert told == "There is no lift in clicks per impression, since A has none at all."
+
+
+def test_who_stopped_is_told_so_also_when_the_last_interval_holds_0_again(analysis: Analysis) -> None:
+    found = analysis.result("ctr")
+    assert found.decided is not None
+    assert found.looks[-1].always_p < found.alpha
+    back = replace(found, looks=[*found.looks[:-1], replace(found.looks[-1], always_low=-0.5)])
+    [first] = [look for look in found.looks if look.day == found.decided]
+    assert f"on: always-valid interval then {percent(first.always_low)} to" in back.sentence
+    assert back.decided == found.decided
+    assert f"from the end of {found.decided} on it was safe" in when_it_was_safe(back)
+
+
+# Arms are those of the test
+
+
+def launched(visits: Exposures) -> pl.DataFrame:
+    """A log in which everybody is in B after the test, and nobody has an arm before it."""
+    log = impressions_of(visits, np.random.default_rng(1))
+    day = pl.col("timestamp").dt.date()
+    told = pl.when(day > date(2020, 5, 18)).then(pl.lit("B")).when(day >= date.fromisoformat(START)).then("arm")
+    return log.with_columns(arm=told)
+
+
+def test_what_users_were_shown_after_the_test_does_not_decide_who_is_in_it(visits: Exposures) -> None:
+    log = launched(visits)
+    read = read_exposures(log)
+    assert read.crossed > 500
+    until = log.filter(pl.col("timestamp").dt.date() <= date(2020, 5, 18))
+    found = analyse(read, control="A", start=START, end="2020-05-18", splits=20)
+    alone = analyse(read_exposures(until), control="A", start=START, splits=20)
+    assert (found.crossed, alone.crossed) == (0, 0)
+    assert found.arms == alone.arms
+    for one, other in zip(found.results, alone.results, strict=True):
+        assert (one.effect, one.cuped, one.looks) == (other.effect, other.cuped, other.looks)
+        assert [day for day in one.daily if day.period != "after"] == other.daily
+    assert found.splits == alone.splits
+    assert [day.day for day in found.results[0].daily][-1] == visits.days[-1]
+    everybody = analyse(
+        read_exposures(log.with_columns(pl.col("arm").fill_null("B"))),
+        control="A",
+        start=START,
+        end="2020-05-18",
+        splits=0,
+    )
+    assert everybody.arms == found.arms
+
+
+def test_who_was_in_two_arms_in_the_test_is_left_out(visits: Exposures) -> None:
+    read = read_exposures(launched(visits))
+    found = analyse(read, control="A", start="2020-05-18", end="2020-05-19", splits=0)
+    assert 0 < found.crossed < read.crossed
+    assert any("were seen in two arms" in warning for warning in found.warnings)
+
+
+def test_an_arm_that_is_not_in_the_test_is_no_treatment(visits: Exposures) -> None:
+    log = launched(visits).with_columns(
+        arm=pl.when(pl.col("timestamp").dt.date() > date(2020, 5, 18)).then(pl.lit("everyone")).otherwise("arm")
+    )
+    assert analyse(read_exposures(log), control="A", start=START, end="2020-05-18", splits=0).treatments == ["B"]
 
 
 def test_json_holds_everything(analysis: Analysis) -> None:
@@ -265,6 +326,7 @@ def test_the_same_seed_gives_the_same(visits: Exposures, analysis: Analysis) -> 
         ({"start": "2020-05-20", "end": "2020-05-10"}, "start must not be after end; got 2020-05-20 and 2020-05-10"),
         ({"alpha": 2.0}, "alpha must be between 0 and 1; got 2.0"),
         ({"interval": "exact"}, "interval must be delta or bootstrap; got 'exact'"),
+        ({"expected_lift": float("inf")}, "expected_lift must be from 1e-12 to 1,000 in size; got inf"),
         ({"expected_lift": 0.0}, "expected_lift must be above −1 and not 0; got 0.0"),
         ({"splits": -1}, "splits must be a whole number from 0 up; got -1"),
         ({"shares": {"A": 1.0}}, "shares must give each arm a share above 0; got None for 'B'"),

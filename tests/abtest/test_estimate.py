@@ -12,17 +12,27 @@ from scipy import stats
 
 from abtest.made import Floats, of, users
 from urank.abtest import estimate as module
-from urank.abtest.estimate import bootstrap_lift, compare, effect, effects, p_values, rates, relative_variance
+from urank.abtest.estimate import (
+    bootstrap_lift,
+    compare,
+    critical,
+    effect,
+    effects,
+    p_values,
+    rates,
+    relative_variance,
+)
 from urank.abtest.moments import Moments, moments
 from urank.errors import ConfigError
 
 Z = 1.959963984540054
 
 
-def ols(y: Floats, columns: list[Floats]) -> tuple[float, float]:
+def ols(y: Floats, columns: list[Floats], weights: Floats | None = None) -> tuple[float, float]:
     """The coefficient of the first column by least squares with an intercept, and the sum of squared residuals."""
     X = np.stack([np.ones(len(y)), *columns], axis=1)
-    beta, *_ = np.linalg.lstsq(X, y, rcond=None)
+    root = np.ones(len(y)) if weights is None else np.sqrt(weights)
+    beta, *_ = np.linalg.lstsq(X * root[:, None], y * root, rcond=None)
     return float(beta[1]), float(((y - X @ beta) ** 2).sum())
 
 
@@ -85,7 +95,10 @@ def test_the_error_is_what_samples_vary_by() -> None:
 
 
 def test_covariates_are_taken_out_as_by_regression() -> None:
-    """The coefficient of the treatment in a regression of the linearised metric on treatment and covariates."""
+    """The coefficient of the treatment in a regression of the linearised metric on treatment and covariates.
+
+    The users of an arm of n weigh 1 / (n (n − 1)), so that the arms count by the variance of their means.
+    """
     rng = np.random.default_rng(3)
     a, b = users(rng, 300), users(rng, 500, rate=0.22)
     arms = [np.concatenate([arm, arm[:, :1] + rng.normal(size=(len(arm), 2))], axis=1) for arm in (a, b)]
@@ -96,11 +109,29 @@ def test_covariates_are_taken_out_as_by_regression() -> None:
         parts.append(log(x / y) + arm[:, 0] / x - arm[:, 1] / y)
     treated = np.repeat([0.0, 1.0], [300, 500])
     covariates = np.concatenate(arms)[:, 2:]
-    expected, left = ols(np.concatenate(parts), [treated, *covariates.T])
+    weights = np.repeat([1 / (300 * 299), 1 / (500 * 499)], [300, 500])
+    expected, left = ols(np.concatenate(parts), [treated, *covariates.T], weights)
     np.testing.assert_allclose(value, expected)
     pooled = sqrt(left / (800 - 4) * (1 / 300 + 1 / 500))  # with one variance for both arms
     np.testing.assert_allclose(error, pooled, rtol=0.1)
     assert error < compare(of(a), of(b), "log")[1]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(5, 40), st.integers(400, 2000))
+def test_covariates_never_make_the_variance_larger(seed: int, few: int, many: int) -> None:
+    """Also when one arm is small and its covariates tell something else than those of the other."""
+    rng = np.random.default_rng(seed)
+    a, b = users(rng, few, rate=0.5), users(rng, many, rate=0.5)
+    noise = [rng.normal(scale=0.3, size=(len(arm), 1)) for arm in (a, b)]
+    one, other = (
+        np.concatenate([arm, sign * arm[:, :1] + off], axis=1)
+        for arm, sign, off in zip((a, b), (-1, 1), noise, strict=True)
+    )
+    for scale in ("log", "difference"):
+        plain = compare(of(a), of(b), scale)[1]  # type: ignore[arg-type]
+        for pair in ((one, other), (other, one)):
+            _, error = compare(of(pair[0]), of(pair[1]), scale)  # type: ignore[arg-type]
+            assert error <= plain * (1 + 1e-9)
 
 
 def test_covariates_that_tell_nothing_change_nothing() -> None:
@@ -136,9 +167,10 @@ def test_the_bootstrap_is_the_same_for_the_same_seed_whatever_fits_in_memory(mon
     a, b = users(rng, 200), users(rng, 200)
     assert bootstrap_lift(a, b, rng=1) == bootstrap_lift(a, b, rng=np.random.default_rng(1))
     assert bootstrap_lift(a, b, rng=1) != bootstrap_lift(a, b, rng=2)
+    whole = bootstrap_lift(a, b, rng=1)
     monkeypatch.setattr(module, "_DRAWS_AT_ONCE", 1000)
-    low, high = bootstrap_lift(a, b, rng=1)
-    assert low < high
+    assert bootstrap_lift(a, b, rng=1) == whole
+    assert whole[0] < whole[1]
 
 
 def test_the_bootstrap_knows_nothing_where_nobody_clicks() -> None:
@@ -242,6 +274,14 @@ def test_too_few_users_have_no_interval() -> None:
     assert np.isnan([found.lift.error, found.lift.low, found.p_value]).all()
     assert np.isnan(rates(moments(np.zeros((0, 2)), np.zeros(0, np.int64), 1))).all()
     assert np.isnan(p_values(np.array([0.0]), np.array([nan]))).all()
+
+
+def test_an_alpha_near_0_has_a_finite_interval() -> None:
+    np.testing.assert_allclose(critical(1e-20), stats.norm.isf(5e-21))
+    assert critical(5e-324) < 40
+    rng = np.random.default_rng(12)
+    found = effect(of(users(rng, 200)), of(users(rng, 200)), alpha=1e-20)
+    assert -1 < found.lift.low < found.lift.high < np.inf
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, nan])

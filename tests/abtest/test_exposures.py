@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ import polars as pl
 import pytest
 
 from urank.abtest import sources
+from urank.abtest.analysis import analyse
 from urank.abtest.exposures import EVERYONE, Exposures, read_exposures
 from urank.errors import ConfigError, DataError
 
@@ -123,7 +125,19 @@ def test_values_are_summed_to_the_same_bits_in_any_order(tmp_path: Path) -> None
         log.sample(fraction=1, shuffle=True, seed=number).write_parquet(path)
         found.append(read_exposures(path).revenue)
     assert all(np.array_equal(each, found[0]) for each in found)
-    assert float(np.sum(found[0])) == pytest.approx(value.sum(), rel=1e-7)
+    assert found[0] is not None
+    exact = log.select(pl.col("value").round(6).sum().over("user_id")).item(0, 0)
+    assert found[0][log["user_id"].unique().sort().index_of(log["user_id"][0])] == pytest.approx(exact, rel=1e-13)
+    assert float(np.sum(found[0])) == pytest.approx(value.sum(), rel=1e-8)
+
+
+def test_prices_are_summed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = pl.DataFrame({"user_id": 1, "arm": "A", "click": 1, "value": [19.99] * 100_000})
+    assert read_exposures(log).revenue == 1_999_000.0
+    log.write_csv(tmp_path / "log.csv")
+    monkeypatch.setattr(sources, "BATCH_ROWS", 30_000)
+    monkeypatch.setattr(sources, "MERGE_ROWS", 1)
+    assert read_exposures(tmp_path / "log.csv").revenue == 1_999_000.0
 
 
 def test_other_names_can_be_given() -> None:
@@ -149,6 +163,25 @@ def test_rows_without_an_arm_count_for_that_of_their_user() -> None:
 def test_users_without_an_arm_are_not_in_the_test() -> None:
     found = read_exposures(broken("arm", None, row=4))
     assert (found.unassigned, found.crossed, found.users) == (1, 0, 2)
+
+
+def test_arms_can_be_those_of_some_days() -> None:
+    rows_of = [(1, 1, "A"), (1, 2, "A"), (1, 2, None), (1, 3, "B"), (1, 3, None), (1, 3, "A"), (2, 2, "B"), (2, 2, "A")]
+    others = [(3, 1, "B"), (4, 3, "B"), (5, 2, None), (5, 1, "A"), (6, 2, "B"), (6, 1, "A")]
+    log = pl.DataFrame([*rows_of, *others], schema=["user_id", "day", "arm"], orient="row").with_columns(click=1)
+    whole = read_exposures(log)
+    assert (whole.crossed, whole.unassigned, whole.users) == (3, 0, 3)
+    found = whole.with_arms_of(1, 1)  # day 2
+    assert (found.crossed, found.unassigned) == (1, 1)  # users 2 and 5
+    assert [found.arms[arm] for arm in found.arm] == ["A", "B", "B"]  # users 1, 3 (seen before only) and 6
+    assert list(zip(found.user.tolist(), found.day.tolist(), found.clicks.tolist(), strict=True)) == [
+        (0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 1), (2, 0, 1), (2, 1, 1)
+    ]  # fmt: skip
+    assert found.with_arms_of(0, 2) is found
+    assert replace(whole, name="renamed").with_arms_of(1, 1).name == "renamed"
+    cut = whole.between(1, 2).with_arms_of(1, 1)
+    assert (cut.users, cut.crossed) == (2, 1)
+    assert rows(whole.with_arms_of(0, 2)) == rows(whole)
 
 
 def test_a_log_for_planning_needs_no_arms() -> None:
@@ -205,10 +238,15 @@ def test_days_too_far_apart_are_refused() -> None:
         ("user_id", None, "user_id must not be missing; got nothing at row 4 of the table"),
         ("click", 2, "click must be 0 or 1; got 2 at row 4 of the table"),
         ("click", None, "click must be 0 or 1; got nothing at row 4 of the table"),
-        ("value", -1.0, "value must be a finite number from 0 up; got -1.0 at row 4 of the table"),
-        ("value", float("nan"), "value must be a finite number from 0 up; got nothing at row 4 of the table"),
-        ("value", None, "value must be a finite number from 0 up; got nothing at row 4 of the table"),
-        ("value", float("inf"), "value must be a finite number from 0 up; got inf at row 4 of the table"),
+        ("value", -1.0, "value must be 0 or a finite number from 0.000001 up; got -1.0 at row 4 of the table"),
+        (
+            "value",
+            float("nan"),
+            "value must be 0 or a finite number from 0.000001 up; got nothing at row 4 of the table",
+        ),
+        ("value", None, "value must be 0 or a finite number from 0.000001 up; got nothing at row 4 of the table"),
+        ("value", float("inf"), "value must be 0 or a finite number from 0.000001 up; got inf at row 4 of the table"),
+        ("value", 1e-9, "value must be 0 or a finite number from 0.000001 up; got 1e-09 at row 4 of the table"),
         ("timestamp", None, "timestamp must be a date or time, or a whole number; got nothing at row 4 of the table"),
     ],
 )
@@ -254,7 +292,7 @@ def test_logs_that_are_none(log: Any, columns: dict[str, str], error: type[Excep
 def test_a_log_in_which_everybody_crossed_is_refused() -> None:
     log = pl.DataFrame({"user_id": [1, 1], "arm": ["A", "B"], "click": [1, 0]})
     with pytest.raises(DataError, match="must have users that were seen in one arm only; it has none"):
-        read_exposures(log)
+        analyse(read_exposures(log), control="A")
 
 
 def test_files_must_agree_on_the_roles(tmp_path: Path) -> None:

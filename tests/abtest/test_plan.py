@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from math import ceil, log
+from dataclasses import replace
+from math import ceil, log, log1p
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,21 @@ def test_errors_and_lifts_are_inverse(lift: float, power: float, alpha: float) -
     for tau in (None, 0.05):
         error = error_needed(lift, power=power, alpha=alpha, tau=tau)
         np.testing.assert_allclose(lift_found(error, power=power, alpha=alpha, tau=tau), lift, rtol=1e-6)
+
+
+@given(
+    st.sampled_from([1e-6, -1e-6, 0.05, -1 + 1e-12, 1e3]),
+    st.floats(1e-6, 1e3),
+    st.floats(0.0, 1.0),
+    st.sampled_from([1e-320, 1e-20, 0.05, 0.5, 0.999]),
+)
+def test_there_is_an_error_for_every_lift(lift: float, expected: float, power: float, alpha: float) -> None:
+    power = min(alpha + (1 - alpha) * max(power, 1e-9), 1 - 1e-12)
+    once = error_needed(lift, power=power, alpha=alpha)
+    daily = error_needed(lift, power=power, alpha=alpha, tau=log1p(expected))
+    assert 0 < daily <= once
+    found = log1p(lift_found(daily, power=power, alpha=alpha, tau=log1p(expected)))
+    np.testing.assert_allclose(found, abs(log1p(lift)), rtol=1e-6)
 
 
 def test_the_error_for_daily_looks_meets_the_bound() -> None:
@@ -163,11 +179,26 @@ def test_words_and_json(visits: Exposures) -> None:
         ({"lift": 0.0}, "lift must be above −1 and not 0; got 0.0"),
         ({"lift": 0.1, "mean": None}, "plan needs a log, or mean and variance; got neither"),
         ({"lift": 0.1, "mean": 0.0}, "mean and variance must be above 0; got 0.0 and 1.0"),
-        ({"lift": 0.1, "daily_users": 0}, "daily_users must be above 0; got 0"),
+        ({"lift": 0.1, "daily_users": 0}, "daily_users must be above 0 and at most 1,000,000,000,000; got 0"),
         ({"days": 7}, "days needs a log, or daily_users"),
-        ({"users": 0}, "users must be a whole number from 1 up; got 0"),
+        ({"users": 0}, "users must be a whole number from 1 to 1,000,000,000,000; got 0"),
         ({"lift": 0.1, "share": 0.0}, "share must be above 0 and at most 1; got 0.0"),
         ({"lift": 0.1, "power": 1.0}, "power must be between 0 and 1; got 1.0"),
+        ({"lift": 0.1, "power": 0.05}, "power must be above alpha, which is 0.05; got 0.05"),
+        ({"lift": 0.1, "power": 0.01}, "power must be above alpha, which is 0.05; got 0.01"),
+        ({"lift": float("inf")}, "^lift must be from 1e-06 to 1,000 in size; got inf"),
+        ({"lift": 1e-300}, "^lift must be from 1e-06 to 1,000 in size; got 1e-300"),
+        ({"lift": float("nan")}, "^lift must be above −1 and not 0; got nan"),
+        ({"lift": 0.1, "expected_lift": 1e-15}, "expected_lift must be from 1e-06 to 1,000 in size; got 1e-15"),
+        ({"users": 10**5000}, "users must be a whole number from 1 to 1,000,000,000,000; got one beyond 1e.18"),
+        ({"days": 10**320, "daily_users": 9}, "days must be a whole number from 1 to 3,660; got one beyond 1e.18"),
+        ({"users": 10**400, "lift": 0.1}, "one of lift, users and days must be given; got 0.1, one beyond 1e.18"),
+        ({"lift": 0.1, "mean": 1e-200}, "mean must be from 1e-12 to 1e.12; got 1e-200"),
+        ({"lift": 0.1, "mean": float("inf")}, "mean must be from 1e-12 to 1e.12; got inf"),
+        ({"lift": 0.1, "variance": 1e300}, "the root of variance must be from 1e-06 to 1e.06 times mean, which is 1"),
+        ({"lift": 0.1, "variance": float("inf")}, "the root of variance must be from .*; got inf"),
+        ({"lift": 0.1, "daily_users": float("inf")}, "daily_users must be above 0 and at most .*; got inf"),
+        ({"lift": 0.1, "metric": "foo"}, "metric must be one of ctr, cvr, revenue; got 'foo'"),
         ({"lift": 0.1, "alpha": 0.0}, "alpha must be between 0 and 1; got 0.0"),
     ],
 )
@@ -183,3 +214,25 @@ def test_logs_that_cannot_be_planned_from(visits: Exposures) -> None:
         plan(visits, lift=0.1, mean=1.0)
     with pytest.raises(DataError, match="must have 50 users at least, 10 of them with any clicks; it has 31 and 14"):
         plan(simulate_visits(60, days=2, rng=np.random.default_rng(0)), lift=0.1)
+
+
+def test_a_day_of_which_nothing_is_known_yet_is_refused() -> None:
+    few = simulate_visits(150, days=9, rng=np.random.default_rng(0))
+    with pytest.raises(
+        DataError, match=r"days must be (\d) at least, by whose end the log has 50 users .*; got 1"
+    ) as told:
+        plan(few, days=1)
+    first = int(str(told.value).split()[3])
+    assert first > 1
+    assert plan(few, days=first).once.lift > 0
+    with pytest.raises(DataError, match=f"days must be {first} at least"):
+        plan(few, days=first - 1)
+
+
+def test_users_that_do_not_differ_are_refused() -> None:
+    same = simulate_visits(600, days=2, rng=np.random.default_rng(0))
+    same = same.where(same.day == 0)
+    same = replace(same, clicks=np.full(len(same.user), 1.0), impressions=np.full(len(same.user), 2.0))
+    for wanted in ({"lift": 0.1}, {"days": 1}, {"users": 100}):
+        with pytest.raises(DataError, match="all users of the simulated visits have the same clicks per impression"):
+            plan(same, **wanted)  # type: ignore[arg-type]

@@ -117,6 +117,8 @@ def test_analyse_quietly_with_columns_of_other_names(log: Path, tmp_path: Path, 
         (("--shares", "A=0.5,B=inf"), "--shares takes ARM=SHARE with commas between them, as A=0.5,B=0.5; got"),
         (("--shares", "A=0.5,C=0.5"), "--shares must name arms of LOG, A, B; got 'C'"),
         (("--shares", "A=0.5"), "shares must give each arm a share above 0; got None for 'B'"),
+        (("--shares", "A=0.5,A=0.6,B=.1"), "--shares must name each arm once; got 'A' twice"),
+        (("--expected-lift", "inf"), "expected_lift must be from 1e-12 to 1,000 in size; got inf"),
         (("--interval", "wald"), "interval must be delta or bootstrap; got 'wald'"),
         (("--alpha", 1.5), "alpha must be between 0 and 1; got 1.5"),
         (("--expected-lift", 0), "expected_lift must be above −1 and not 0; got 0.0"),
@@ -205,7 +207,7 @@ def test_plan_for_what_has_no_double(log: Path, tmp_path: Path, command: Any) ->
         (("LOG", "--lift", 0.1, "--metric", "profit"), "metric must be one of ctr, cvr, revenue for LOG; got 'profit'"),
         (("LOG", "--lift", -1), "lift must be above −1 and not 0; got -1.0"),
         (("LOG", "--lift", 0.1, "--power", 1), "power must be between 0 and 1; got 1.0"),
-        (("LOG", "--days", 0), "days must be a whole number from 1 up; got 0"),
+        (("LOG", "--days", 0), "days must be a whole number from 1 to 3,660; got 0"),
     ],
 )
 def test_plan_refuses(log: Path, tmp_path: Path, command: Any, flags: tuple[object, ...], sentence: str) -> None:
@@ -213,6 +215,72 @@ def test_plan_refuses(log: Path, tmp_path: Path, command: Any, flags: tuple[obje
     refusal = command("abtest", "plan", *arguments, "--html", tmp_path / "page.html").refusal
     assert sentence in refusal.replace(str(log), "LOG")
     assert list(tmp_path.iterdir()) == []
+
+
+NUMBERS = ("--mean", 0.5, "--deviation", 2)
+
+
+@pytest.mark.parametrize("wanted", [("--lift", 0.1), ("--users", 500), ("--days", 5)])
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--expected-lift", "1e-15"), "expected_lift must be from 1e-06 to 1,000 in size; got 1e-15"),
+        (("--expected-lift", "inf"), "expected_lift must be from 1e-06 to 1,000 in size; got inf"),
+        (("--mean", "1e-200"), "--mean must be from 1e-12 to 1e+12; got 1e-200"),
+        (("--mean", "1e200"), "--mean must be from 1e-12 to 1e+12; got 1e+200"),
+        (("--mean", "inf"), "--mean must be from 1e-12 to 1e+12; got inf"),
+        (("--deviation", "1e200"), "--deviation must be from 1e-06 to 1e+06 times --mean, which is 0.5; got 1e+200"),
+        (("--users-per-day", "inf"), "--users-per-day must be above 0 and at most 1,000,000,000,000; got inf"),
+        (("--power", 0.01), "power must be above alpha, which is 0.05; got 0.01"),
+        (("--power", 0.025), "power must be above alpha, which is 0.05; got 0.025"),
+        (("--metric", "foo"), "metric must be one of ctr, cvr, revenue; got 'foo'"),
+    ],
+)
+def test_plan_refuses_numbers_out_of_proportion(
+    command: Any, wanted: tuple[object, ...], flags: tuple[object, ...], sentence: str
+) -> None:
+    assert sentence in command("abtest", "plan", *NUMBERS, "--users-per-day", 100, *wanted, *flags).refusal
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        *((("--lift", lift), "lift must be ") for lift in ("inf", "1e308", "1e-300", "nan", "0", "-1")),
+        (("--users", 10**400), "users must be a whole number from 1 to 1,000,000,000,000; got one beyond 1e+18"),
+        (("--days", 10**320), "days must be a whole number from 1 to 3,660; got one beyond 1e+18"),
+    ],
+)
+def test_plan_refuses_what_is_no_aim(command: Any, flags: tuple[object, ...], sentence: str) -> None:
+    assert command("abtest", "plan", *NUMBERS, "--users-per-day", 9, *flags).refusal.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--lift", 0.1, "--alpha", "1e-20"),
+        ("--lift", 1e-6),
+        ("--lift", 1000),
+        ("--users", 1),
+        ("--users", 10**12),
+        ("--days", 3660, "--users-per-day", 5),
+        ("--users", 5, "--expected-lift", 1e-6, "--mean", 1e-5, "--deviation", 9),
+        ("--lift", 1e-6, "--mean", 1e-5, "--deviation", 9),
+    ],
+)
+def test_plan_at_the_ends_of_what_it_takes(tmp_path: Path, command: Any, flags: tuple[object, ...]) -> None:
+    result = command("abtest", "plan", *NUMBERS, *flags, "--html", tmp_path / "page.html")
+    assert (result.code, result.stderr) == (0, "")
+    json.loads(command("abtest", "plan", *NUMBERS, *flags, "--json").stdout)
+
+
+def test_plan_of_days_leaves_out_those_of_which_nothing_is_known(tmp_path: Path, command: Any) -> None:
+    visits = simulate_visits(150, days=9, rng=np.random.default_rng(0))
+    impressions_of(visits, np.random.default_rng(1)).write_parquet(tmp_path / "few.parquet")
+    refusal = command("abtest", "plan", tmp_path / "few.parquet", "--days", 1).refusal
+    first = int(refusal.partition("days must be ")[2].split()[0])
+    flags = ("--days", first, "--html", tmp_path / "page.html", "--json")
+    told = json.loads(command("abtest", "plan", tmp_path / "few.parquet", *flags).stdout)
+    assert [each["once"]["days"] for each in told["plans"]] == [first, 2 * first]
 
 
 # simulate

@@ -41,9 +41,10 @@ def analyse(
         exposures: the log.
         control: the arm that the others are held against.
         treatment: one arm or several; all others when left out.
-        start: the first day of the test, whose days alone tell the arms of users. What users did before is taken out of an estimate of its own (CUPED), and the
+        start: the first day of the test. What users did before is taken out of an estimate of its own (CUPED), and the
             check of false positives is made on that time.
-        end: the last day of the test; later days are shown but not counted.
+        end: the last day of the test; later days are shown but not counted. Only the days of the test tell who is in
+            which arm, and who was seen in two (`Exposures.with_arms_of`).
         shares: arm -> its intended share of the users; equal when left out.
         alpha: one less the level of all intervals.
         interval: of the lift at the end of the test: by the delta method, or by the Poisson bootstrap over users.

@@ -18,7 +18,8 @@ time take this part out (CUPED; Deng, Xu, Kohavi and Walker, WSDM 2013):
 
     adjusted = estimate − θᵀ (c̄_B − c̄_A),      θ such that the variance of this is least
 
-which is least squares of the linearised metric on c within the arms when these have as many users; so there is one formula, with or without covariates.
+which is least squares of the linearised metric on c within the arms when both have as many users. So there is one
+formula, with or without covariates.
 """
 
 from __future__ import annotations

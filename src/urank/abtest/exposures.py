@@ -88,7 +88,7 @@ class Exposures:
         """
         if self.told is None:
             return self
-        found = _with_arms(self.told, first, last)
+        found = replace(_with_arms(self.told, first, last), name=self.name)
         if not found.users:
             raise DataError(f"{self.name} must have users that were seen in one arm only; it has none")
         return found

@@ -28,7 +28,7 @@ from urank.abtest.exposures import Exposures
 from urank.abtest.growth import Growth, growth_of
 from urank.abtest.metrics import METRICS, metric_named
 from urank.abtest.results import percent
-from urank.abtest.sequential import ENOUGH_EARNERS, ENOUGH_USERS, log_size, multiplier, spread
+from urank.abtest.sequential import ENOUGH_EARNERS, ENOUGH_USERS, log_size, multiplier
 from urank.errors import ConfigError, DataError
 from urank.plain import plain
 
@@ -141,7 +141,7 @@ def plan(
     >>> plan(users=6913, mean=0.5, variance=1.0).once.lift
     0.0999...
     """
-    _check(lift, users, days, metric, share, power, alpha)
+    _check(lift, users, days, share, power, alpha)
     expected = expected_lift if expected_lift is not None else lift if lift is not None else EXPECTED_LIFT
     growth, rate, title = _known(exposures, metric, mean, variance, daily_users)
     if days is not None and growth is None:
@@ -150,11 +150,11 @@ def plan(
     if days is not None and growth is not None and isnan(growth.at(days)[1]):
         first = growth.first_day(lambda seen, v: v > 0)
         raise DataError(
-            f"days must be {first} at least: only then {exposures.name if exposures else 'it'} has {ENOUGH_USERS} users, "
-            f"{ENOUGH_EARNERS} of them with any {title.split()[0]}, who differ; got {days}"
+            f"days must be {first} at least, by whose end the log has {ENOUGH_USERS} users that differ, "
+            f"{ENOUGH_EARNERS} of them with any {title.split()[0]}; got {days}"
         )
     found = []
-    for tau in (None, spread(expected)):
+    for tau in (None, log_size(expected, "expected_lift")):
         judge = _Judge(growth, v, share, power, alpha, tau, exposures is not None)
         if lift is not None:
             found.append(judge.by_lift(lift))
@@ -251,15 +251,17 @@ def _known(
             raise ConfigError("a log tells mean, variance and daily_users itself; got one of them besides it")
         chosen = metric_named(metric, exposures)
         return *growth_of(exposures, chosen), chosen.title
+    titles = {each.name: each.title for each in METRICS}
+    if metric not in titles:
+        raise ConfigError(f"metric must be one of {', '.join(titles)}; got '{metric}'")
     if mean is None or variance is None:
         raise ConfigError("plan needs a log, or mean and variance; got neither")
     if not mean > 0 or not variance > 0:
         raise ConfigError(f"mean and variance must be above 0; got {mean} and {variance}")
     check_numbers(mean, sqrt(variance), daily_users, ("mean", "the root of variance", "daily_users"))
-    title = next(each.title for each in METRICS if each.name == metric)
     if daily_users is None:
-        return None, mean, title
-    return Growth(np.array([float(daily_users)]), np.array([variance / mean**2])), mean, title
+        return None, mean, titles[metric]
+    return Growth(np.array([float(daily_users)]), np.array([variance / mean**2])), mean, titles[metric]
 
 
 def check_numbers(mean: float, deviation: float, daily_users: float | None, names: tuple[str, str, str]) -> None:
@@ -279,9 +281,7 @@ def check_numbers(mean: float, deviation: float, daily_users: float | None, name
         raise ConfigError(f"{names[2]} must be above 0 and at most {MOST_USERS:,}; got {_shown(daily_users)}")
 
 
-def _check(
-    lift: float | None, users: int | None, days: int | None, metric: str, share: float, power: float, alpha: float
-) -> None:
+def _check(lift: float | None, users: int | None, days: int | None, share: float, power: float, alpha: float) -> None:
     check_alpha(alpha)
     if sum(wanted is not None for wanted in (lift, users, days)) != 1:
         got = ", ".join("None" if each is None else _shown(each) for each in (lift, users))
@@ -293,8 +293,6 @@ def _check(
     for name, number, most in (("users", users, MOST_USERS), ("days", days, MOST_DAYS)):
         if number is not None and not 1 <= number <= most:
             raise ConfigError(f"{name} must be a whole number from 1 to {most:,}; got {_shown(number)}")
-    if metric not in (known := [each.name for each in METRICS]):
-        raise ConfigError(f"metric must be one of {', '.join(known)}; got '{metric}'")
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1; got {share}")
     _check_power(power, alpha)

@@ -42,12 +42,23 @@ from urank.abtest.metrics import Metric, first_earned, so_far
 from urank.abtest.moments import Floats, Moments, moments
 from urank.errors import ConfigError
 
-__all__ = ["ENOUGH_EARNERS", "ENOUGH_USERS", "Look", "Running", "always_p", "log_size", "looks", "multiplier", "running", "spread"]
+__all__ = [
+    "ENOUGH_EARNERS",
+    "ENOUGH_USERS",
+    "Look",
+    "Running",
+    "always_p",
+    "log_size",
+    "looks",
+    "multiplier",
+    "running",
+    "spread",
+]
 
 ENOUGH_USERS, ENOUGH_EARNERS = 50, 10
 """A look needs as many users in each arm, and as many of them that earned anything; before, nothing is normal yet."""
 
-_SMALLEST_LIFT, _LARGEST_LIFT = 1e-6, 1e3
+_LARGEST_LIFT = 1e3
 
 
 @dataclass(frozen=True)
@@ -114,10 +125,10 @@ def spread(expected_lift: float) -> float:
     Raises:
         ConfigError: when it is not a lift, or none.
     """
-    return log_size(expected_lift, "expected_lift")
+    return log_size(expected_lift, "expected_lift", smallest=1e-12)
 
 
-def log_size(lift: float, name: str) -> float:
+def log_size(lift: float, name: str, *, smallest: float = 1e-6) -> float:
     """|log(1 + lift)|, of a lift that a test can be made for.
 
     Raises:
@@ -125,8 +136,8 @@ def log_size(lift: float, name: str) -> float:
     """
     if not lift > -1 or lift == 0:
         raise ConfigError(f"{name} must be above −1 and not 0; got {lift}")
-    if not _SMALLEST_LIFT <= abs(lift) <= _LARGEST_LIFT:
-        raise ConfigError(f"{name} must be from {_SMALLEST_LIFT:f} to {_LARGEST_LIFT:,.0f} in size; got {lift}")
+    if not smallest <= abs(lift) <= _LARGEST_LIFT:
+        raise ConfigError(f"{name} must be from {smallest:g} to {_LARGEST_LIFT:,.0f} in size; got {lift}")
     return abs(log1p(lift))
 
 

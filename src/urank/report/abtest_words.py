@@ -62,7 +62,8 @@ def when_it_was_safe(result: Result) -> str:
     title = result.metric.title
     if result.decided is None:
         return f"{title}: the always-valid interval never left out 0, so there was no day to stop on."
-    return f"{title}: from the end of {result.decided} on it was safe to decide, when the always-valid interval left out 0."
+    day = result.decided
+    return f"{title}: from the end of {day} on it was safe to decide, as the always-valid interval then left out 0."
 
 
 def how_it_is_made(analysis: Analysis) -> Iterator[str]:
