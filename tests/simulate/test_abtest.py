@@ -17,6 +17,7 @@ from urank.errors import ConfigError
 from urank.simulate.abtest import CONTROL, TREATMENT, AbTestConfig, AbTestRun, simulate_abtest
 from urank.simulate.appstore import FIRST_DAY, by_chance, by_popularity, draw_requests, expected_downloads
 from urank.simulate.market import build_market
+from urank.simulate.production import production_ranker, ranked_by
 
 QUICK = {"training": {"epochs": 1, "batch_lists": 64}}
 SETTINGS: dict[str, Any] = {
@@ -91,22 +92,25 @@ def test_each_arm_learns_from_its_own_log_of_the_days_before(watched: Watched) -
 def test_the_arms_differ_in_the_test_and_not_before_or_after(watched: Watched) -> None:
     truth = watched.run.truth
     assert truth["day"].to_list() == list(range(1, 9))
-    same = (truth["lift"] == 0).to_list()
-    assert same == [True, True, False, False, False, False, False, True]
-    assert truth[TREATMENT].to_list() == pytest.approx((truth[CONTROL] * (1 + truth["lift"])).to_list())
+    served_alike = ((truth[CONTROL] == 1) & (truth[TREATMENT] == 1)).to_list()  # by the production ranker
+    assert served_alike == [True, True, False, False, False, False, False, True]
+    assert truth["lift"].to_list() == pytest.approx((truth[TREATMENT] / truth[CONTROL] - 1).to_list())
 
 
 def test_what_is_told_as_true_is_what_comes(watched: Watched) -> None:
-    """Downloads a visit of all days, against the expectation of the ranker of each arm."""
-    clicks = watched.log.group_by("arm", pl.col("timestamp").dt.date().alias("date")).agg(
-        pl.col("click").sum(), pl.col("query_id").n_unique().alias("visits")
-    )
-    dates = {FIRST_DAY.date() + timedelta(days=day - 1): day for day in range(1, 9)}
+    """Downloads a visit of each arm, against what its ranker and the production ranker should bring."""
+    market = build_market(AbTestConfig.model_validate(SETTINGS).market)
     truth = {row["day"]: row for row in watched.run.truth.to_dicts()}
-    expected = sum(row["visits"] * truth[dates[row["date"]]][row["arm"]] for row in clicks.to_dicts())
-    found = clicks["click"].sum()
-    # Users differ, and those of an arm are a sample of those that the truth is about.
-    assert found == pytest.approx(expected, abs=4 * np.sqrt(2 * expected))
+    assigned = assign_arms(pl.Series(market.user_names), {CONTROL: 0.15, TREATMENT: 0.15}, salt="appstore-0")
+    production = production_ranker(market, AbTestConfig.model_validate(SETTINGS).production)
+    for arm in (CONTROL, TREATMENT):
+        expected = 0.0
+        for day in range(1, 9):
+            requests = draw_requests(market, day, among=(assigned == arm).fill_null(False).to_numpy())
+            base = expected_downloads(requests, ranked_by(production, "ctr1"))
+            expected += truth[day][arm] * base * len(requests.user)
+        found = watched.log.filter(pl.col("arm") == arm)["click"].sum()
+        assert found == pytest.approx(expected, abs=4 * np.sqrt(expected))
 
 
 def test_everything_shown_is_an_order_of_six(watched: Watched) -> None:

@@ -1,9 +1,8 @@
 """The live test of Section 6.2, simulated: A/A, then U-rank against the production ranker, then A/A again.
 
-Of all users, 15 % are in the control and 15 % in the treatment, by a stable hash. In the A/A days one DeepFM serves
-both: at first the production ranker, at the end the control's latest. In between, each arm has a ranker of its own,
-learned anew every few days from the log of that arm alone: DeepFM in the control, U-rank in the treatment. Nobody tells
-the rankers anything that a live system would not have.
+Of all users, 15 % are in the control and 15 % in the treatment, by a stable hash. In the A/A days the production ranker
+serves both. In between, each arm has a ranker of its own, learned anew every few days from the log of that arm alone:
+DeepFM in the control, U-rank in the treatment. Nobody tells the rankers anything that a live system would not have.
 """
 
 from __future__ import annotations
@@ -96,7 +95,8 @@ class AbTestRun:
         folder: with `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`.
         config: what was asked for, with the seed added everywhere.
         learned: the rankers of the arms.
-        truth: a row for each day: expected downloads a visit of all visitors under either ranker, and the true lift.
+        truth: a row for each day: the expected downloads a visit of each arm, over those that the production ranker
+            would bring for the same visitors, and the lift of one over the other.
     """
 
     folder: Path
@@ -119,8 +119,8 @@ class _Test:
         self.learned: list[Learned] = []
         self.truth: list[dict[str, float]] = []
         self.report("learn the production ranker", 0, None)
-        production = production_ranker(self.market, config.production, report=report)
-        self.rankers = {CONTROL: production, TREATMENT: production}
+        self.production = production_ranker(self.market, config.production, report=report)
+        self.rankers = {CONTROL: self.production, TREATMENT: self.production}
 
     def days(self) -> Iterator[Served]:
         """One day after another, with rankers learned from those before."""
@@ -130,22 +130,36 @@ class _Test:
             if launch <= day <= last and (day - launch) % config.retrain == 0:
                 self.rankers = {arm: self._learn(arm, day) for arm in (CONTROL, TREATMENT)}
             elif day == last + 1:
-                self.rankers[TREATMENT] = self.rankers[CONTROL]
+                # Not the control's latest: it knows the users of its own arm better.
+                self.rankers = {CONTROL: self.production, TREATMENT: self.production}
             yield self._serve(day)
 
     def _serve(self, day: int) -> Served:
         requests = draw_requests(self.market, day, among=self.arm.is_not_null().to_numpy())
         orders = {arm: ranked_by(model, self._method(model)) for arm, model in self.rankers.items()}
-        if not len(requests.user):
-            raise ConfigError(f"nobody of the arms came on day {day}; users · share · visits must be larger")
-        told = {arm: expected_downloads(requests, ranker) for arm, ranker in orders.items()}
-        self.truth.append({"day": day, **told, "lift": told[TREATMENT] / told[CONTROL] - 1})
-        ranker = _by_arm(orders, self.treated[requests.user])
+        treated = self.treated[requests.user]
+        if treated.all() or not treated.any():
+            raise ConfigError(f"nobody of an arm came on day {day}; users · share · visits must be larger")
+        self.truth.append({"day": day, **self._truth(requests, orders, treated)})
+        ranker = _by_arm(orders, treated)
         served = serve(requests, ranker, policy="live")
         users = served.log["user_id"].str.slice(len("user-")).cast(pl.Int64).to_numpy()
         log = served.log.with_columns(self.arm[users].alias("arm"))
         self.logs = [*self.logs, log][-self.config.window :]
         return Served(log, served.table)
+
+    def _truth(self, requests: Requests, orders: dict[str, Ranker], treated: NDArray[np.bool_]) -> dict[str, float]:
+        """Expected downloads a visit of each arm by its ranker, over those by the production ranker, and their lift.
+
+        By the users of the arm itself: a ranker does better for the users that it learned from. Over a ranker that is
+        the same for both: so that it does not matter whether an arm happens to have the keener users.
+        """
+        found = {}
+        for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
+            own = requests.only(chosen)
+            base = expected_downloads(own, ranked_by(self.production, "ctr1"))
+            found[arm] = expected_downloads(own, orders[arm]) / base if base > 0 else float("nan")
+        return {**found, "lift": found[TREATMENT] / found[CONTROL] - 1}
 
     def _method(self, model: RankingModel) -> Literal["score", "match", "ctr1"]:
         return "ctr1" if model.scorer is None else self.config.method
