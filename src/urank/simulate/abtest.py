@@ -130,7 +130,7 @@ class _Test:
             if launch <= day <= last and (day - launch) % config.retrain == 0:
                 self.rankers = {arm: self._learn(arm, day) for arm in (CONTROL, TREATMENT)}
             elif day == last + 1:
-                # Not the control's latest: it knows the users of its own arm better.
+                # Not the control's latest, which has learned of one arm's users alone.
                 self.rankers = {CONTROL: self.production, TREATMENT: self.production}
             yield self._serve(day)
 
@@ -151,8 +151,8 @@ class _Test:
     def _truth(self, requests: Requests, orders: dict[str, Ranker], treated: NDArray[np.bool_]) -> dict[str, float]:
         """Expected downloads a visit of each arm by its ranker, over those by the production ranker, and their lift.
 
-        By the users of the arm itself: a ranker does better for the users that it learned from. Over a ranker that is
-        the same for both: so that it does not matter whether an arm happens to have the keener users.
+        By the users of the arm itself, of whom its ranker has learned; over a ranker that is the same for both, so that
+        it does not matter whether an arm happens to have the keener users.
         """
         found = {}
         for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
