@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from paper.tiny import TINY, config
+from paper.tiny import KNOWN, TINY, config
 from urank.config import build
 from urank.errors import ConfigError
 from urank.paper.config import EXPERIMENTS, ExperimentConfig, read_experiment
@@ -21,7 +21,6 @@ from urank.paper.published import (
     published_store,
 )
 from urank.paper.results import METRICS, STORE_METRICS
-from urank.paper.steps import KNOWN
 from urank.paper.store_methods import STORE_METHODS
 
 

@@ -17,12 +17,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paper.tiny import FEW, QUICK, TINY, config, half_written
+from paper.tiny import FEW, KNOWN, QUICK, TINY, config, half_written, is_method
 from urank.errors import UrankError
 from urank.paper import run as running
 from urank.paper.methods import STEPS
 from urank.paper.run import Step, run_steps, seed_folder, steps_for
-from urank.paper.steps import DATA, KNOWN, SeedRun, is_method, needs
+from urank.paper.steps import DATA, SeedRun, needs
 from urank.paper.store_methods import STORE_STEPS
 from urank.progress import Report
 

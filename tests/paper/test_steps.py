@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paper.tiny import config
+from paper.tiny import KNOWN, config, is_method
 from urank.paper.methods import METHODS, STEPS
-from urank.paper.steps import DATA, KNOWN, SeedRun, is_method
+from urank.paper.steps import DATA, SeedRun
 from urank.paper.store_methods import STORE_METHODS, STORE_STEPS
 
 

@@ -8,10 +8,26 @@ from typing import Any
 import polars as pl
 
 from urank.paper.config import ExperimentConfig, read_experiment
+from urank.paper.methods import METHODS, STEPS
 from urank.paper.results import METRICS, STORE_METRICS, Kind, Row, StoreRow
+from urank.paper.store_methods import STORE_METHODS, STORE_STEPS
 
-__all__ = ["FEW", "QUICK", "TINY", "config", "half_written", "lists", "results", "row", "store_row", "visits"]
+__all__ = [
+    "FEW",
+    "KNOWN",
+    "QUICK",
+    "TINY",
+    "config",
+    "half_written",
+    "is_method",
+    "lists",
+    "results",
+    "row",
+    "store_row",
+    "visits",
+]
 
+KNOWN = (*METHODS, *STEPS, *STORE_METHODS, *STORE_STEPS)
 QUICK = {"epochs": 2, "batch_lists": 64}
 MARKET = {
     "users": 200,
@@ -46,6 +62,11 @@ FEW = ("svm-none", "lambdarank-truth", "urank", "km")
 def config(experiment: str = "table1", **settings: Any) -> ExperimentConfig:
     """The tiny experiment with other settings, table by table."""
     return read_experiment(experiment, TINY | settings)
+
+
+def is_method(name: str) -> bool:
+    """Whether it is a row of a table, rather than a step towards one."""
+    return name in METHODS or name in STORE_METHODS
 
 
 def half_written(folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from urank.report.abtest_simulated import print_judged, write_judged
 from urank.report.abtest_tables import arm_table, check_table, learned_table, result_table, verdict_table
 from urank.report.abtest_words import how_it_is_made, outcome, when_it_was_safe
 from urank.report.figures import svg
-from urank.simulate.abtest import AbTestConfig, AbTestRun, Learned
+from urank.simulate.abtest import CONTROL, TREATMENT, AbTestConfig, AbTestRun, Learned
 from urank.simulate.judged import JudgedTest
 from urank.simulate.visits import simulate_visits
 
@@ -90,6 +90,7 @@ def judged(found: Analysis, tmp_path: Path) -> JudgedTest:
     """The same as a simulated test, whose A/A tests are before and after it."""
     alone = replace(found, start=DAYS[0], end=DAYS[0], results=[replace(result(0, 0.02, 0.05), cuped=None)])
     truth = pl.DataFrame({"day": [1, 2, 3, 4], "lift": [0.0, 0.1, 0.12, 0.14]})
+    truth = truth.with_columns(pl.lit(1.0).alias(CONTROL), (1 + pl.col("lift")).alias(TREATMENT))
     learned = [Learned(2, "B", "network on monotone", 12_345, 6.78)]
     return JudgedTest(AbTestRun(tmp_path, AbTestConfig(), learned, truth), found, alone, None)
 

@@ -18,6 +18,7 @@ from urank.simulate.visits import impressions_of, simulate_visits
 
 BEFORE, DURING, AFTER = 3, 4, 2
 LIFTS = [0.0] * BEFORE + [0.2, 0.3, 0.4, 0.5] + [0.0] * AFTER
+CONTROLS = [1.0] * BEFORE + [0.8, 1.0, 1.0, 1.2] + [1.0] * AFTER
 
 
 def run_in(folder: Path, after: int = AFTER) -> AbTestRun:
@@ -28,7 +29,8 @@ def run_in(folder: Path, after: int = AFTER) -> AbTestRun:
     log = impressions_of(visits, np.random.default_rng(1)).with_columns(arms)
     log.write_parquet(folder / "exposures.parquet")
     number = range(1, BEFORE + DURING + after + 1)
-    truth = pl.DataFrame({"day": number, "lift": LIFTS[: len(number)]})
+    truth = pl.DataFrame({"day": number, CONTROL: CONTROLS[: len(number)], "lift": LIFTS[: len(number)]})
+    truth = truth.with_columns((pl.col(CONTROL) * (1 + pl.col("lift"))).alias(TREATMENT))
     learned = [Learned(4, TREATMENT, "network on monotone", 1234, 5.6)]
     return AbTestRun(folder, AbTestConfig.model_validate(days), learned, truth)
 
@@ -62,8 +64,8 @@ def test_aa_tests_are_alone(judged: JudgedTest, part: str, first: int, last: int
         assert found.result(metric).cuped is None
 
 
-def test_true_lifts_are_means_over_days(judged: JudgedTest) -> None:
-    assert judged.true_lift == pytest.approx((0.2 + 0.3 + 0.4 + 0.5) / 4)
+def test_a_true_lift_is_of_sums_over_days(judged: JudgedTest) -> None:
+    assert judged.true_lift == pytest.approx((0.8 * 0.2 + 1.0 * 0.3 + 1.0 * 0.4 + 1.2 * 0.5) / 4)
     assert judged.true_lifts["2020-05-10"] == 0.3
     by_period = {(each.period, each.metric.name): each for each in judged.verdicts}
     assert list(by_period) == [(p, m) for p in ("A/A before", "A/B", "A/A after") for m in ("ctr", "cvr")]
@@ -84,7 +86,7 @@ def test_verdicts(judged: JudgedTest) -> None:
 def test_words_and_json(judged: JudgedTest) -> None:
     assert (
         judged.sentence
-        == f"{judged.ab.result('ctr').sentence} The true lift was 35.0 %, which the 95 % interval holds."
+        == f"{judged.ab.result('ctr').sentence} The true lift was 36.5 %, which the 95 % interval holds."
     )
     told = json.loads(json.dumps(judged.to_dict(), allow_nan=False))
     assert told["learned"] == [

@@ -22,7 +22,6 @@ from urank.paper.methods import METHODS
 from urank.paper.published import DATASETS, dataset_name
 from urank.paper.results import METRICS, STORE_METRICS, Reproduction, Row, StoreRow
 from urank.paper.run import run_steps, seed_folder, steps_for
-from urank.paper.steps import KNOWN, is_method
 from urank.paper.store_methods import STORE_METHODS
 from urank.paper.table1 import claims_over_seeds, read_results, rows
 from urank.paper.table2 import architecture_claims, architectures
@@ -106,11 +105,11 @@ def _check_dataset(config: ExperimentConfig) -> None:
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
     for experiment, config in configs.items():
         own = read_experiment(experiment).methods
-        possible = [name for name in KNOWN if (name in STORE_METHODS) == (experiment == "table3") and is_method(name)]
+        possible = STORE_METHODS if experiment == "table3" else METHODS
         unknown = next((name for name in config.methods if name not in possible and name not in own), None)
         if unknown is not None:
             raise ConfigError(f"methods of {experiment} must be some of {', '.join(possible)}; got '{unknown}'")
-        if not any(is_method(name) for name in config.methods):
+        if not any(name in possible for name in config.methods):
             raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(possible)}")
         if experiment == "table2" and config.methods != own:
             raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")

@@ -5,22 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from urank.paper.config import ExperimentConfig
-from urank.paper.methods import METHODS, STEPS, needs_of, run_step
+from urank.paper.methods import needs_of, run_step
 from urank.paper.store_methods import STORE_METHODS, STORE_STEPS, run_store_step, store_needs
 from urank.paper.store_trial import StoreTrial
 from urank.paper.trial import Trial
 from urank.progress import Report
 
-__all__ = ["DATA", "KNOWN", "SeedRun", "is_method", "needs"]
+__all__ = ["DATA", "SeedRun", "needs"]
 
-KNOWN = (*METHODS, *STEPS, *STORE_METHODS, *STORE_STEPS)
 DATA = ("data", "store-data")
 """The steps whose results are removed when all that learn from them are done."""
-
-
-def is_method(name: str) -> bool:
-    """Whether it is a row of a table, rather than a step towards one."""
-    return name in METHODS or name in STORE_METHODS
 
 
 def needs(name: str) -> tuple[tuple[str, ...], float]:

@@ -28,7 +28,7 @@ _WHAT = (
 _VERDICTS = (
     "CTR is downloads per impression, CVR downloads per user. An A/A test should hold 0; by chance, one interval in "
     "twenty does not. The true lift compares the expected downloads a visit of the two arms, each over what the "
-    "production ranker would bring for the same visitors, averaged over days."
+    "production ranker would bring for the same visitors, summed over days."
 )
 _PAPER = (
     "In the paper's own store, CTR rose by 19.2 % and CVR by 20.8 % on average over the ten days of the A/B test, and "

@@ -34,7 +34,7 @@ class Verdict:
         start, end: its first and its last day.
         metric: what was measured.
         effect: of the treatment, in this part alone.
-        true_lift: the mean of the true lifts of its days; 0 in an A/A test.
+        true_lift: over its days together; 0 in an A/A test.
     """
 
     period: str
@@ -78,8 +78,8 @@ class JudgedTest:
 
     @property
     def true_lift(self) -> float:
-        """The mean of the true lifts over the days of the A/B test."""
-        return self._mean_lift(self.ab)
+        """The true lift over the days of the A/B test."""
+        return self._lift_over(self.ab)
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -117,14 +117,16 @@ class JudgedTest:
         parts = {AA_BEFORE: self.aa_before, AB: self.ab}
         parts |= {} if self.aa_after is None else {AA_AFTER: self.aa_after}
         for period, found in parts.items():
-            true = self._mean_lift(found)
+            true = self._lift_over(found)
             for result in found.results:
                 if result.metric.numerator != "revenue":  # the truth is of downloads
                     yield Verdict(period, found.start, found.end, result.metric, result.effect, true)
 
-    def _mean_lift(self, found: Analysis) -> float:
-        lifts = [lift for day, lift in self.true_lifts.items() if found.start <= day <= found.end]
-        return sum(lifts) / len(lifts)
+    def _lift_over(self, found: Analysis) -> float:
+        """Of sums over days, as an estimate is; the mean of daily lifts is another when the control changes."""
+        days = [found.start <= day_name(int(day)) <= found.end for day in self.run.truth["day"]]
+        part = self.run.truth.filter(pl.Series(days))
+        return float(part[TREATMENT].sum()) / float(part[CONTROL].sum()) - 1
 
 
 def day_name(day: int) -> str:
