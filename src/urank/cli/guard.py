@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, Quiet, open_log, print_json
+from urank.cli.options import Categorical, Column, Cuts, Drop, Floor, Json, Quiet, Truth, open_log, print_json
 from urank.cli.rank import Method
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
@@ -62,19 +62,9 @@ def guard_command(
             "logged one. **auto** is ratio.",
         ),
     ] = "auto",
-    cuts: Annotated[
-        int, typer.Option(min=1, max=100, help="Times that the queries are halved to fit the evaluation's own models.")
-    ] = 2,
-    floor: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Least that a logged click probability counts as in a ratio.")
-    ] = 0.01,
-    truth: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="What `urank simulate` or `urank appstore` wrote: the true utilities beside the estimates.",
-        ),
-    ] = None,
+    cuts: Cuts = 2,
+    floor: Floor = 0.01,
+    truth: Truth = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the folds and all random numbers.")] = 0,
     column: Column = None,

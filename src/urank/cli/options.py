@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +18,13 @@ from urank.log.schema import ROLES
 __all__ = [
     "Categorical",
     "Column",
+    "Cuts",
     "Drop",
+    "Floor",
     "Json",
     "Overwrite",
     "Quiet",
+    "Truth",
     "column_option",
     "config_option",
     "json_text",
@@ -46,6 +50,19 @@ Categorical = Annotated[
     typer.Option(metavar="NAME", help="A column of numbers that are names (ids, codes). May be repeated."),
 ]
 Drop = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A column to leave out. May be repeated.")]
+Cuts = Annotated[
+    int, typer.Option(min=1, max=100, help="Times that the queries are halved to fit the evaluation's own models.")
+]
+Floor = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Least that a logged click probability counts as in a ratio.")
+]
+Truth = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="What `urank simulate` or `urank appstore` wrote: the true utilities beside the estimates.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and print nothing but errors.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
