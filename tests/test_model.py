@@ -15,7 +15,8 @@ from urank.clicks.heads import build_network
 from urank.clicks.model import ClickModel, NetworkClicks
 from urank.errors import ConfigError, DataError
 from urank.features import Featurizer, Inputs, Numeric
-from urank.model import load_model, read_manifest, save_model
+from urank.manifest import read_manifest
+from urank.model import load_model, save_model
 from urank.rankers.config import UrankConfig
 from urank.rankers.network import NetworkScorer
 from urank.rankers.ranking import RankingModel

@@ -41,8 +41,9 @@ from urank.rankers.baselines import BASELINES, fit_baseline
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import fit_trees
 from urank.rankers.guardrail import Guard, GuardKind
+from urank.rankers.order import Method
 from urank.rankers.policies import ModelPolicy, Policy, Random
-from urank.rankers.ranking import Method, RankingModel, Scorer
+from urank.rankers.ranking import RankingModel, Scorer
 from urank.rankers.urank import RankerConfig, fit_urank
 from urank.training import History
 from urank.utility import FLOOR

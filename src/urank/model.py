@@ -31,16 +31,14 @@ from urank.clicks.model import ClickModel, Member, NetworkClicks
 from urank.errors import DataError, UrankError
 from urank.features import Featurizer, Numeric
 from urank.files import new_folder
+from urank.manifest import FORMAT, MANIFEST_VERSION, read_manifest
 from urank.rankers.config import UrankConfig
 from urank.rankers.gbdt import TreesScorer
 from urank.rankers.network import NetworkScorer, ScoreNetwork
 from urank.rankers.ranking import RankingModel, Scorer
 from urank.rankers.urank import RankerConfig
 
-__all__ = ["MANIFEST_VERSION", "load_model", "read_manifest", "save_model"]
-
-MANIFEST_VERSION = 2
-FORMAT = "urank model"
+__all__ = ["load_model", "save_model"]
 
 
 def save_model(
@@ -86,30 +84,6 @@ def save_model(
                 **(facts or {}),
             },
         )
-
-
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a model, checked for its version."""
-    path = Path(folder) / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{folder} is not a urank model: its manifest.json is of another kind")
-    if not isinstance(manifest.get("version"), int):
-        raise DataError(f"{folder} is damaged: the version in its manifest.json is {manifest.get('version')!r}")
-    if manifest["version"] < MANIFEST_VERSION:
-        raise DataError(
-            f"{folder} was written by an older urank (manifest version {manifest.get('version')}, this one reads "
-            f"{MANIFEST_VERSION}); train it again"
-        )
-    if manifest["version"] > MANIFEST_VERSION:
-        raise DataError(
-            f"{folder} was written by a newer urank (manifest version {manifest['version']}, this one reads "
-            f"{MANIFEST_VERSION}); update urank"
-        )
-    return manifest
 
 
 def load_model(folder: str | Path) -> RankingModel:

@@ -271,7 +271,7 @@ def test_text_round_trip(small: Small, grown: tuple[TreesScorer, History], monke
     assert (again, again.family) == (scorer, "trees")
     assert scores.dtype == np.float32
     assert scorer.score(inputs[:0], value[:0]).shape == (0,)
-    monkeypatch.setattr("urank.rankers.gbdt.CHUNK_BYTES", 400)  # a few rows at a time
+    monkeypatch.setattr("urank.trees.CHUNK_BYTES", 400)  # a few rows at a time
     assert np.array_equal(again.score(inputs, value), scores)
 
 

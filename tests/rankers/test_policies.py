@@ -13,8 +13,9 @@ from urank.api import ModelFit
 from urank.errors import DataError
 from urank.log.dataset import Block
 from urank.log.lists import list_ids
+from urank.rankers.order import METHODS, Method
 from urank.rankers.policies import Logged, ModelPolicy, Random
-from urank.rankers.ranking import METHODS, Method, RankingModel
+from urank.rankers.ranking import RankingModel
 
 
 @pytest.fixture(scope="module")

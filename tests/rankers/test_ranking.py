@@ -19,7 +19,8 @@ from urank.errors import ConfigError, DataError
 from urank.features import Featurizer, Inputs, Numeric
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.matching import match
-from urank.rankers.ranking import METHODS, Method, RankingModel
+from urank.rankers.order import METHODS, Method
+from urank.rankers.ranking import RankingModel
 
 K = 2
 FEATURIZER = Featurizer(tuple(Numeric(name, 0.0, 1.0, False) for name in ("first", "second", "grade")), ())

@@ -71,7 +71,7 @@ def evaluate_command(
         raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
     from urank.api import evaluate  # slow to load, as all that needs torch
     from urank.evaluate.crossfit import CrossfitConfig
-    from urank.model import read_manifest
+    from urank.manifest import read_manifest
     from urank.report.evaluation import print_evaluation, write_evaluation
 
     config = CrossfitConfig(cuts=cuts, seed=seed)

@@ -18,9 +18,10 @@ from urank.clicks.calibration import fit_calibration
 from urank.clicks.config import ClickConfig, ClickFamily
 from urank.clicks.gbdt import fit_gbdt
 from urank.clicks.heads import Head, build_network, click_loss
-from urank.clicks.model import ClickModel, Member, NetworkClicks, at_positions, log_mean_exp
+from urank.clicks.model import ClickModel, Member, NetworkClicks, log_mean_exp
 from urank.features import Featurizer, fit_featurizer
 from urank.log.dataset import Dataset
+from urank.log.lists import at_positions
 from urank.progress import Report, silent
 from urank.stream import Batch, Stream, train_and_valid
 from urank.training import History, mean_loss, seeded, train

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from urank.clicks.calibration import Calibration, apply
 from urank.clicks.heads import Family, Head
 from urank.features import Featurizer, Inputs
+from urank.log.lists import at_positions
 
 __all__ = ["ClickModel", "Member", "NetworkClicks", "log_mean_exp"]
 
@@ -89,15 +90,6 @@ class ClickModel:
     def log_ctr_at(self, inputs: Inputs, position: NDArray[np.int64]) -> NDArray[np.float32]:
         """log P(click) `[rows]` at one 1-based position for each row."""
         return at_positions(self.log_ctr(inputs), position)
-
-
-def at_positions(table: NDArray[Any], position: NDArray[np.int64]) -> NDArray[Any]:
-    """The entry `[rows]` of a table `[rows, K]` at the 1-based position of each row.
-
-    >>> at_positions(np.array([[0.5, 0.4], [0.3, 0.2]]), np.array([2, 1])).tolist()
-    [0.4, 0.3]
-    """
-    return np.asarray(np.take_along_axis(table, position[:, None] - 1, axis=1)[:, 0])
 
 
 def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -10,10 +10,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.clicks.model import at_positions
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
-from urank.log.lists import list_ids
+from urank.log.lists import at_positions, list_ids
 
 __all__ = ["oracle_predictions", "read_truth", "true_table"]
 

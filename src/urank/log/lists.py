@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
+__all__ = ["at_positions", "list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
 
 _LONG = 128
 
@@ -101,3 +101,12 @@ def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None 
     lists = np.arange(len(order))[:, None]
     positions[lists, order] = np.arange(1, order.shape[-1] + 1)
     return positions
+
+
+def at_positions(table: NDArray[Any], position: NDArray[np.int64]) -> NDArray[Any]:
+    """The entry `[rows]` of a table `[rows, K]` at the 1-based position of each row.
+
+    >>> at_positions(np.array([[0.5, 0.4], [0.3, 0.2]]), np.array([2, 1])).tolist()
+    [0.4, 0.3]
+    """
+    return np.asarray(np.take_along_axis(table, position[:, None] - 1, axis=1)[:, 0])

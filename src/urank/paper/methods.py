@@ -29,8 +29,8 @@ from urank.propensity.model import Known, Propensity
 from urank.propensity.randomised import fit_randomised
 from urank.rankers.baselines import Baseline, fit_baseline
 from urank.rankers.gbdt import fit_trees
+from urank.rankers.order import Method as RankingMethod
 from urank.rankers.policies import ModelPolicy, Policy, ScorerPolicy, TableMatch
-from urank.rankers.ranking import Method as RankingMethod
 from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig, fit_urank
 

@@ -19,8 +19,9 @@ from urank.paper.store_trial import Orders, StoreTrial
 from urank.progress import Report
 from urank.rankers.baselines import Baseline, fit_baseline
 from urank.rankers.gbdt import TreesConfig
+from urank.rankers.order import Method
 from urank.rankers.policies import ScorerPolicy
-from urank.rankers.ranking import Method, RankingModel
+from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import fit_urank
 
 __all__ = ["STORE_METHODS", "STORE_STEPS", "StoreMethod", "run_store_step", "store_needs"]

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from urank.clicks.model import at_positions
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
+from urank.log.lists import at_positions
 
 __all__ = ["Curve", "Known", "Propensity", "inverse_propensity", "spread"]
 

@@ -41,7 +41,7 @@ from urank.rankers.targets import Padded, Target
 from urank.rankers.urank import RankerConfig
 from urank.stream import Lists, Stream
 from urank.training import History
-from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix
+from urank.trees import Floats, GrowthConfig, TreeModel, binned
 
 __all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps"]
 
@@ -83,14 +83,8 @@ class TreesScorer(TreeModel):
         return self.extra is not None
 
     def score(self, inputs: Inputs, value: NDArray[np.float32]) -> Floats:
-        """Scores `[rows]`, a chunk of rows at a time; the values `[rows]` count only if it was trained on values."""
-        scores = np.empty(len(inputs), dtype=np.float32)
-        step = max(1, CHUNK_BYTES // (4 * self.width))
-        for start in range(0, len(inputs), step):
-            rows = slice(start, start + step)
-            chunk = matrix(inputs[rows], value[rows] if self.takes_value else None)
-            scores[rows] = np.asarray(self.booster.predict(chunk, raw_score=True))
-        return scores
+        """Scores `[rows]`; the values `[rows]` count only if it was trained on values."""
+        return self.predict(inputs, value)
 
 
 def fit_trees(

@@ -16,7 +16,8 @@ from urank.log.lists import list_ids, pad, positions_by_score, where_items
 from urank.log.split import stable_hash
 from urank.matching import match
 from urank.rankers.guardrail import Guard
-from urank.rankers.ranking import Method, RankingModel, Scorer
+from urank.rankers.order import Method
+from urank.rankers.ranking import RankingModel, Scorer
 
 __all__ = ["Guarded", "Logged", "ModelPolicy", "Policy", "Random", "ScorerPolicy", "TableMatch"]
 

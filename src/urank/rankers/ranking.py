@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from urank.clicks.model import ClickModel, at_positions
+from urank.clicks.model import ClickModel
 from urank.errors import ConfigError, DataError
 from urank.features import Inputs
 from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidates
-from urank.log.lists import pad, positions_by_score, where_items
-from urank.matching import match
+from urank.log.lists import at_positions
 from urank.rankers.guardrail import Guard
+from urank.rankers.order import METHODS, Method, guarded_positions, positions_in_lists, values_or_ones, worth
 
-__all__ = ["METHODS", "Method", "RankingModel", "Scorer"]
-
-Method = Literal["score", "match", "ctr1"]
-METHODS: tuple[Method, ...] = ("score", "match", "ctr1")
-"""By falling score; by the exact matching of the click table; by the expected utility at position 1 (CTR-1)."""
+__all__ = ["RankingModel", "Scorer"]
 
 # What ranking takes for each position of a candidate: the table, its weights, and these again as padded lists.
 _WORK_BYTES = 64
@@ -86,7 +82,7 @@ class RankingModel:
         value = _value_of(items) if value is None else value
         if value is None and self.scorer.takes_value:
             raise DataError("the model was trained on values and needs the column 'value', which is not there")
-        return self.scorer.score(inputs, _values(value, len(inputs)))
+        return self.scorer.score(inputs, values_or_ones(value, len(inputs)))
 
     def order(
         self,
@@ -102,8 +98,8 @@ class RankingModel:
         self._check(method)
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
         value = _value_of(items) if value is None else value
-        return _positions(
-            self.score(inputs, value) if method == "score" else _worth(self.log_ctr(inputs), value, method), offsets
+        return positions_in_lists(
+            self.score(inputs, value) if method == "score" else worth(self.log_ctr(inputs), value, method), offsets
         )
 
     def rank(
@@ -169,17 +165,17 @@ class RankingModel:
         if self.scorer is not None:
             columns["score"] = self.score(inputs, value) if len(inputs) else np.empty(0, dtype=np.float32)
         if method == "score":
-            position = _positions(columns["score"], offsets)
+            position = positions_in_lists(columns["score"], offsets)
         else:
-            position = _positions(_worth(table, value, method), offsets)
+            position = positions_in_lists(worth(table, value, method), offsets)
         if guard is not None:
             if "position" not in frame.columns:
                 raise DataError("a guard needs the column 'position', the current rank of each candidate")
-            position = _guarded(position, frame["position"].to_numpy(), offsets, Guard.parse(guard))
+            position = guarded_positions(position, frame["position"].to_numpy(), offsets, Guard.parse(guard))
         placed = position <= self.clicks.positions
         click = np.exp(at_positions(table, np.where(placed, position, 1)))
         columns["click"] = pl.Series(click).zip_with(pl.Series(placed), pl.Series([None], dtype=pl.Float32))
-        columns["utility"] = np.where(placed, click * _values(value, len(inputs)), np.float32(0))
+        columns["utility"] = np.where(placed, click * values_or_ones(value, len(inputs)), np.float32(0))
         best_first = np.empty_like(position)
         best_first[np.repeat(offsets[:-1], np.diff(offsets)) + position - 1] = np.arange(len(position))
         ids = [name for name in IDS if name in frame.columns]
@@ -191,51 +187,9 @@ class RankingModel:
             raise ConfigError(f"this model ranks by {', '.join(self.methods)}; got '{method}'")
 
 
-def _worth(table: NDArray[np.float32], value: NDArray[Any] | None, method: Method) -> NDArray[np.float64]:
-    """What each item earns at each position `[rows, K]`, as the matching takes it; at the first `[rows]` for CTR-1."""
-    chances = table[:, 0] if method == "ctr1" else table
-    values = _values(value, len(table))
-    return np.asarray(np.exp(chances.astype(np.float64)) * (values if method == "ctr1" else values[:, None]))
-
-
-def _positions(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The 1-based position `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
-    positions = np.empty(len(values), dtype=np.int64)
-    for rows, bounds in _of_like_length(offsets):
-        where, padded = where_items(bounds), pad(values[rows], bounds)
-        found = positions_by_score(padded, where=where) if values.ndim == 1 else match(padded, where=where)
-        positions[rows] = found[where]
-    return positions
-
-
-def _guarded(
-    positions: NDArray[np.int64], current: NDArray[Any], offsets: NDArray[np.int64], guard: Guard
-) -> NDArray[np.int64]:
-    """The position `[rows]` that the guard allows."""
-    kept = np.empty_like(positions)
-    for rows, bounds in _of_like_length(offsets):
-        where = where_items(bounds)
-        kept[rows] = guard.apply(pad(positions[rows], bounds), pad(current[rows], bounds), where=where)[where]
-    return kept
-
-
-def _of_like_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
-    """The rows, and the offsets among them, of lists that are padded together: those of like length, within a factor of
-    two. A long one among many short ones would otherwise make all of them as long."""
-    lengths = np.diff(offsets)
-    sizes = np.frexp(lengths)[1]
-    for size in np.unique(sizes):
-        chosen = sizes == size
-        yield np.repeat(chosen, lengths), np.append(0, np.cumsum(lengths[chosen]))
-
-
 def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
     """The values that a table brings along."""
     if isinstance(items, Inputs):
         return None
     names = items.columns if isinstance(items, pl.DataFrame) else items.column_names
     return np.asarray(items["value"].to_numpy()) if "value" in names else None
-
-
-def _values(value: NDArray[Any] | None, rows: int) -> NDArray[np.float32]:
-    return np.ones(rows, dtype=np.float32) if value is None else np.asarray(value, dtype=np.float32)

@@ -24,7 +24,8 @@ from urank.log.dataset import Dataset
 from urank.log.prepare import prepare
 from urank.log.read import read
 from urank.progress import Report, silent
-from urank.rankers.ranking import Method, RankingModel
+from urank.rankers.order import Method
+from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig, fit_urank
 from urank.simulate.appstore import Ranker, Requests, Served, by_chance, by_popularity, draw_requests, serve, traffic
 from urank.simulate.market import Market, MarketConfig, build_market
