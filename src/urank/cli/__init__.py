@@ -22,6 +22,7 @@ from urank.cli.propensity import propensity_command
 from urank.cli.rank import rank_command
 from urank.cli.reproduce import reproduce_command
 from urank.cli.run import run_command
+from urank.cli.serve import serve_command
 from urank.cli.simulate import simulate_command
 from urank.cli.train import train_command
 from urank.errors import UrankError
@@ -61,6 +62,7 @@ app.command("evaluate")(evaluate_command)
 app.command("guard")(guard_command)
 app.command("rank")(rank_command)
 app.command("curves")(curves_command)
+app.command("serve")(serve_command)
 app.command("propensity")(propensity_command)
 app.command("reproduce")(reproduce_command)
 app.add_typer(abtest_app, name="abtest", help="Plan, analyse and simulate A/B tests.")

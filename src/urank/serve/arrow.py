@@ -1,0 +1,249 @@
+"""Arrow IPC bodies, for many candidates: a column for each feature is an array as it lies, and nothing is parsed.
+
+In: one stream with `query_id`, `item_id`, the features, and optionally `value`, `user_id`, `positions` and `method`.
+The rows of a list lie together, and what belongs to a list is that of its first row. Out: one stream with `ranking_id`,
+`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `policy`, `arm` and `model`, best first in each list.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from urank.log.lists import offsets_of_runs
+from urank.rankers.order import METHODS, Method
+from urank.serve.bodies import MAX_POSITIONS, MAX_TEXT, MAX_VALUE
+from urank.serve.items import Lists, Reader, category_text, check_sizes
+from urank.serve.problems import Problem
+from urank.serve.ranking import Shown
+from urank.serve.runtime import MISSING, Items
+
+__all__ = ["ARROW_TYPE", "read_lists", "write_rankings"]
+
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+_OWN = ("query_id", "item_id", "value", "user_id", "positions", "method")
+
+
+def read_lists(body: bytes, reader: Reader) -> Lists:
+    """The lists of a stream.
+
+    Raises:
+        Problem: when it is no stream, or breaks a rule that a JSON body has to obey too.
+    """
+    table = _read(body, reader)
+    names = set(table.column_names)
+    if len(names) != len(table.column_names):
+        raise Problem(422, "a column may be there once")
+    for name in ("query_id", "item_id"):
+        if name not in names:
+            raise Problem(422, f"the column '{name}' is needed", [(name, "is needed")])
+    queries = _texts(table, "query_id")
+    items = _texts(table, "item_id")
+    offsets = offsets_of_runs(_codes(table["query_id"]))
+    check_sizes(np.diff(offsets).tolist(), reader.limits)
+    first = offsets[:-1].tolist()
+    query_ids = [queries[row] for row in first]
+    if len(set(query_ids)) != len(query_ids):
+        raise Problem(422, "the rows of a query must lie together", [("query_id", "comes back after another")])
+    _check_items(table, items, offsets)
+    return Lists(
+        query_ids=query_ids,
+        user_ids=_firsts(table, "user_id", first),
+        positions=_positions(table, first),
+        methods=[_method(each) for each in _firsts(table, "method", first)],
+        item_ids=items,
+        items=_items(table, reader, offsets),
+        valued=["value" in names] * len(first),
+    )
+
+
+def write_rankings(shown: Sequence[Shown], lists: Lists, ranking_ids: Sequence[str]) -> bytes:
+    """The stream of an answer."""
+    lengths = [len(each.rows) for each in shown]
+
+    def repeated(texts: Sequence[str | None]) -> pa.Array:
+        return pa.array(texts, pa.string()).take(pa.array(np.repeat(np.arange(len(texts)), lengths)))
+
+    rows = np.concatenate([each.rows for each in shown])
+    scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in shown]
+    score, click = np.concatenate(scores), np.concatenate([each.click for each in shown])
+    table = pa.table(
+        {
+            "ranking_id": repeated(ranking_ids),
+            "query_id": repeated([lists.query_ids[each.number] for each in shown]),
+            "item_id": pa.array(lists.item_ids, pa.string()).take(pa.array(rows)),
+            "position": pa.array(np.concatenate([np.arange(1, length + 1, dtype=np.int32) for length in lengths])),
+            "score": pa.array(score, mask=np.isnan(score)),
+            "click": pa.array(click, mask=np.isnan(click)),
+            "utility": pa.array(np.concatenate([each.utility for each in shown])),
+            "policy": repeated([each.policy for each in shown]),
+            "arm": repeated([each.arm for each in shown]),
+            "model": repeated([each.model.version for each in shown]),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _read(body: bytes, reader: Reader) -> pa.Table:
+    """The rows of a stream."""
+    try:
+        _refuse_compressed(body)
+        with pa.ipc.open_stream(pa.BufferReader(body)) as stream:
+            table = stream.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError, struct.error):
+        raise Problem(400, "the body is not an Arrow IPC stream") from None
+    if table.num_rows == 0:
+        raise Problem(422, "a stream needs at least one candidate")
+    if table.num_rows > reader.limits.rows:
+        raise Problem(422, f"a batch has at most {reader.limits.rows} candidates in all; got {table.num_rows}")
+    return table.combine_chunks()
+
+
+def _refuse_compressed(body: bytes) -> None:
+    """Refuse streams with compressed buffers, of which a few bytes may stand for gigabytes.
+
+    PyArrow does not tell, so the field `compression` of each RecordBatch (Arrow's Message.fbs describes it) is looked
+    up in the flatbuffer of its message.
+    """
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
+        header = message.metadata.to_pybytes()
+        root = struct.unpack_from("<I", header, 0)[0]
+        batch = _flatbuffer_table(header, root, 2)
+        if message.type == "dictionary" and batch is not None:
+            batch = _flatbuffer_table(header, batch, 1)
+        if message.type != "schema" and batch is not None and _flatbuffer_table(header, batch, 3) is not None:
+            raise Problem(415, "an Arrow IPC stream must not be compressed")
+
+
+def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
+    """Where the table that is a field of another begins; none when the field is not there."""
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    size = struct.unpack_from("<H", buffer, vtable)[0]
+    if 4 + 2 * field >= size:
+        return None
+    offset = struct.unpack_from("<H", buffer, vtable + 4 + 2 * field)[0]
+    if offset == 0:
+        return None
+    start = table + offset
+    return int(start + struct.unpack_from("<I", buffer, start)[0])
+
+
+def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items:
+    needed = (*reader.numeric, *reader.categorical)
+    errors = [(name, "is needed") for name in needed if name not in table.column_names]
+    if not reader.ignore_unknown:
+        known = {*needed, *_OWN}
+        errors += [(name[:100], "is not a feature of the model") for name in table.column_names if name not in known]
+    if errors:
+        raise Problem(422, "the features are not those of the model; see /v1/model", sorted(errors))
+    numeric = np.empty((table.num_rows, len(reader.numeric)), dtype=np.float32)
+    for place, name in enumerate(reader.numeric):
+        numeric[:, place] = _numbers(table, name)
+    if np.isinf(numeric).any():
+        place = int(np.isinf(numeric).any(axis=0).argmax())
+        raise Problem(422, "numbers must be finite and fit 32 bits", [(reader.numeric[place], "is infinite")])
+    categorical = np.empty((table.num_rows, len(reader.categorical)), dtype=object)
+    for place, name in enumerate(reader.categorical):
+        categorical[:, place] = _categories(table, name)
+    return Items(numeric, categorical, _values(table), offsets)
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
+    column = table[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise Problem(422, "a numeric feature needs numbers", [(name, f"is {str(column.type)[:60]}")])
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused
+        return pc.fill_null(column.cast(pa.float32(), safe=False), float("nan")).to_numpy()  # type: ignore[no-any-return]
+
+
+def _categories(table: pa.Table, name: str) -> list[str]:
+    column = table[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    if texts:
+        return [MISSING if each is None else each for each in column.to_pylist()]
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        values = column.to_pylist()
+        return [MISSING if each is None or each != each else category_text(each) for each in values]
+    raise Problem(422, "a categorical feature needs text", [(name, f"is {str(column.type)[:60]}")])
+
+
+def _values(table: pa.Table) -> NDArray[np.float32]:
+    if "value" not in table.column_names:
+        return np.ones(table.num_rows, dtype=np.float32)
+    values = np.array(_numbers(table, "value"), dtype=np.float32)
+    if table["value"].null_count:
+        values[pc.is_null(table["value"]).to_numpy()] = 1.0
+    if not ((values >= 0) & (values <= MAX_VALUE)).all():
+        raise Problem(422, f"a value must be a finite number from 0 to {MAX_VALUE:g}", [("value", "is not")])
+    return values
+
+
+def _texts(table: pa.Table, name: str) -> list[str]:
+    """A column of ids."""
+    column = table[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_integer(kind):
+        column = column.cast(pa.string())
+    elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise Problem(422, f"{name} must be text or whole numbers", [(name, f"is {str(column.type)[:60]}")])
+    texts: list[str] = column.to_pylist()
+    if column.null_count or any(not 0 < len(text) <= MAX_TEXT for text in texts):
+        raise Problem(422, f"{name} must have 1 to {MAX_TEXT} characters everywhere", [(name, "is empty or too long")])
+    return texts
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Numbers that are equal where the ids are."""
+    array = column.combine_chunks()
+    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    return encoded.indices.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _check_items(table: pa.Table, items: Sequence[str], offsets: NDArray[np.int64]) -> None:
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        if len(set(items[start:end])) != end - start:
+            raise Problem(422, "an item may stand in a list once", [("item_id", "occurs twice in a list")])
+
+
+def _firsts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]:
+    """What the first row of each list says."""
+    if name not in table.column_names or pa.types.is_null(table[name].type):
+        return [None] * len(rows)
+    part = table.select([name]).take(pa.array(rows))
+    if part[name].null_count == len(rows):
+        return [None] * len(rows)
+    if part[name].null_count:
+        raise Problem(422, f"{name} must be there for all lists or for none", [(name, "is missing")])
+    return list(_texts(part, name))
+
+
+def _positions(table: pa.Table, rows: Sequence[int]) -> list[int | None]:
+    if "positions" not in table.column_names:
+        return [None] * len(rows)
+    column = table["positions"]
+    if not pa.types.is_integer(column.type):
+        raise Problem(422, "positions must be whole numbers", [("positions", f"is {str(column.type)[:60]}")])
+    found = [column[row].as_py() for row in rows]
+    if any(each is not None and not 1 <= each <= MAX_POSITIONS for each in found):
+        raise Problem(422, f"positions must be from 1 to {MAX_POSITIONS}", [("positions", "is not")])
+    return found
+
+
+def _method(text: str | None) -> Method | None:
+    found = next((each for each in METHODS if each == text), None)
+    if text is not None and found is None:
+        raise Problem(422, f"method must be {', '.join(METHODS)}", [("method", "is none of them")])
+    return found

@@ -1,0 +1,134 @@
+"""The description of the API: that of FastAPI, with bodies as the model in use takes them, feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from urank.serve import bodies
+from urank.serve.arrow import ARROW_TYPE
+from urank.serve.bodies import ExplainQuery, FeedbackBody, MixedFeatures, NumericFeatures, RankBatch, RankQuery
+from urank.serve.problems import PROBLEM_JSON, ProblemBody
+from urank.serve.service import Service, State
+
+__all__ = ["OPERATIONS", "body_models", "describe"]
+
+_REF = "#/components/schemas/{model}"
+_ANSWERS: tuple[type[BaseModel], ...] = (
+    bodies.RankAnswer,
+    bodies.RankingsAnswer,
+    bodies.ExplainAnswer,
+    bodies.Accepted,
+    bodies.Reloaded,
+    ProblemBody,
+)
+OPERATIONS: Mapping[str, tuple[tuple[str, ...], dict[int, tuple[str, ...]]]] = {
+    "/v1/rank": (("RankQuery", "RankBatch"), {200: ("RankAnswer", "RankingsAnswer")}),
+    "/v1/explain": (("ExplainQuery",), {200: ("ExplainAnswer",)}),
+    "/v1/feedback": (("FeedbackBody",), {202: ("Accepted",)}),
+    "/v1/reload": ((), {200: ("Reloaded",)}),
+}
+"""Of each path that is posted to: what its body is one of, and what it answers."""
+
+_REFUSALS = {
+    "400": "The body is not what its type says.",
+    "401": "A key is needed, or it is wrong.",
+    "403": "This server has no key, so it does not do this.",
+    "404": "There is no such thing.",
+    "408": "The body did not come in time.",
+    "409": "The server is not set up for this, or the model is broken and the old one stays.",
+    "413": "The body is too large.",
+    "415": "The body is of another type.",
+    "421": "The server is not known by that name.",
+    "422": "The body breaks a rule; `errors` says where.",
+    "503": "The log cannot be written, or the answer took too long.",
+}
+
+
+@cache
+def body_models(mixed: bool) -> dict[str, Any]:
+    """The types of bodies by name, for models with or without categorical features."""
+    features: Any = MixedFeatures if mixed else NumericFeatures
+    return {
+        "RankQuery": RankQuery[features],
+        "RankBatch": RankBatch[features],
+        "ExplainQuery": ExplainQuery[features],
+        "FeedbackBody": FeedbackBody,
+    }
+
+
+def describe(app: FastAPI, service: Service) -> dict[str, Any]:
+    """The OpenAPI description of what is served now."""
+    found = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, summary=app.summary
+    )
+    state = service.state
+    models = body_models(state.mixed)
+    named = {**models, **{model.__name__: model for model in _ANSWERS}}
+    chosen = [(model, "validation") for model in named.values()]
+    references, schemas = models_json_schema(chosen, ref_template=_REF)  # type: ignore[arg-type]
+    components = dict(schemas.get("$defs", {}))
+    names = {name: references[model, "validation"]["$ref"] for name, model in named.items()}
+    _describe_features(components, state, service)
+    found.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    if service.config.key is not None:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    problem = {PROBLEM_JSON: {"schema": {"$ref": names["ProblemBody"]}}}
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            _describe_operation(path, operation, names)
+            for status, words in _REFUSALS.items():
+                operation["responses"][status] = {"description": words, "content": problem}
+    return found
+
+
+def _describe_operation(path: str, operation: dict[str, Any], names: Mapping[str, str]) -> None:
+    if path not in OPERATIONS:
+        return
+    bodies_in, answers = OPERATIONS[path]
+    if bodies_in:
+        content: dict[str, Any] = {"application/json": {"schema": _one_of(bodies_in, names)}}
+        if path == "/v1/rank":
+            content[ARROW_TYPE] = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"] = {"required": True, "content": content}
+    operation["responses"] = {
+        str(status): {
+            "description": "What was asked for.",
+            "content": {"application/json": {"schema": _one_of(answer, names)}},
+        }
+        for status, answer in answers.items()
+    }
+
+
+def _one_of(kinds: tuple[str, ...], names: Mapping[str, str]) -> dict[str, Any]:
+    references = [{"$ref": names[kind]} for kind in kinds]
+    return references[0] if len(references) == 1 else {"anyOf": references}
+
+
+def _describe_features(components: dict[str, Any], state: State, service: Service) -> None:
+    """Put the names and kinds of the features into the description of a candidate, and the limits beside them."""
+    number = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    category = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
+    served, limits = state.served, service.config.limits
+    properties = dict.fromkeys(served.numeric, number) | dict.fromkeys(served.categorical, category)
+    for schema in components.values():
+        fields = schema.get("properties", {})
+        if "features" in fields and "item_id" in fields:
+            fields["features"] = {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": service.config.ignore_unknown,
+                "description": fields["features"].get("description", ""),
+            }
+        if "candidates" in fields:
+            fields["candidates"]["maxItems"] = limits.candidates
+        if "queries" in fields:
+            fields["queries"]["maxItems"] = limits.queries

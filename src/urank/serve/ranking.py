@@ -1,0 +1,225 @@
+"""Rank the lists of a request: arrays in, the shown items of each list out, and what the log keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urank.log.lists import at_positions
+from urank.rankers.order import Method
+from urank.serve.explore import Exploration
+from urank.serve.items import Lists
+from urank.serve.models import ARMS, Served
+from urank.serve.problems import Problem
+from urank.serve.records import Columns, RankingRecord
+from urank.serve.runtime import MISSING, Items, ServedModel
+
+__all__ = ["Shown", "columns_of", "rank_lists", "record_of", "shadow_orders"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The items of a list that are shown, from the top.
+
+    Attributes:
+        number: of the list in the request.
+        model: what ranked it.
+        method: how.
+        arm: of the test, if there is one.
+        rows: `[m]`, the row of each item among those of the request.
+        ranks: `[m]`, the rank of each before chance was asked.
+        policy: what the log calls the way in which the list was made: the model, and how chance had a hand in it.
+        score: `[m]`; none without a scorer.
+        click, utility: `[m]`; the click is NaN beyond the last position that the model knows.
+    """
+
+    number: int
+    model: ServedModel
+    method: Method
+    arm: str | None
+    rows: Ints
+    ranks: Ints
+    policy: str
+    score: NDArray[np.float32] | None
+    click: NDArray[np.float64]
+    utility: NDArray[np.float64]
+
+    def answer(self, lists: Lists, ranking_id: str) -> dict[str, Any]:
+        """As `bodies.RankAnswer` has it."""
+        ids = [lists.item_ids[row] for row in self.rows.tolist()]
+        scores = [None] * len(ids) if self.score is None else self.score.tolist()
+        clicks = [None if click != click else click for click in self.click.tolist()]
+        places = zip(ids, scores, clicks, self.utility.tolist(), strict=True)
+        return {
+            "ranking_id": ranking_id,
+            "query_id": lists.query_ids[self.number],
+            "model": self.model.version,
+            "method": self.method,
+            "policy": self.policy,
+            "arm": self.arm,
+            "utility": float(self.utility.sum()),
+            "items": [
+                {"item_id": each, "position": k, "score": score, "click": click, "utility": utility}
+                for k, (each, score, click, utility) in enumerate(places, 1)
+            ],
+        }
+
+
+def rank_lists(
+    served: Served, lists: Lists, *, exploration: Exploration | None, rng: np.random.Generator
+) -> list[Shown]:
+    """Rank the lists of a request, each by the model of its arm.
+
+    Raises:
+        Problem: when a list asks for a method that its model does not have, or for no user while there is a test.
+    """
+    arms = _arms(served, lists)
+    shown: list[Shown] = []
+    for model, arm, numbers in _by_model(served, arms, len(lists)):
+        shown += _rank(served, model, arm, lists, numbers, exploration, rng)
+    return sorted(shown, key=lambda each: each.number)
+
+
+def shadow_orders(served: Served, lists: Lists, shown: Sequence[Shown]) -> list[list[str]]:
+    """The item ids of each list, from the top, as the silent model would show them; as many as were shown."""
+    model = served.shadow
+    assert model is not None  # noqa: S101 - it is not asked otherwise
+    numbers = [each.number for each in shown]
+    silent = _rank(served, model, None, lists, numbers, None, None)
+    return [
+        [lists.item_ids[row] for row in each.rows[: len(other.rows)].tolist()]
+        for each, other in zip(silent, shown, strict=True)
+    ]
+
+
+def columns_of(served: Served, lists: Lists, exploration: Exploration | None) -> Columns:
+    """The columns that the log has for the lists of a request."""
+    valued = served.takes_value or any(lists.valued)
+    return Columns(served.numeric, served.categorical, value=valued, explored=exploration is not None)
+
+
+def record_of(
+    shown: Shown, lists: Lists, columns: Columns, *, ranking_id: str, exploration: Exploration | None, time_us: int
+) -> RankingRecord:
+    """What the log keeps of a ranking: the items shown, with their features."""
+    items, rows = lists.items, shown.rows
+    texts = items.categorical[rows].tolist()
+    return RankingRecord(
+        ranking_id=ranking_id,
+        query_id=lists.query_ids[shown.number],
+        user_id=lists.user_ids[shown.number],
+        arm=shown.arm,
+        policy=shown.policy,
+        model=shown.model.version,
+        columns=columns.digest,
+        time_us=time_us,
+        items=tuple(lists.item_ids[row] for row in rows.tolist()),
+        numeric=items.numeric[rows],
+        categorical=tuple(tuple(None if text == MISSING else text for text in row) for row in texts),
+        value=items.value[rows] if columns.value else None,
+        propensity=None if exploration is None else exploration.propensities(shown.ranks),
+        ranked_position=None if exploration is None else tuple(shown.ranks.tolist()),
+    )
+
+
+def _arms(served: Served, lists: Lists) -> list[str] | None:
+    if served.test is None:
+        return None
+    for number, user in enumerate(lists.user_ids):
+        if user is None:
+            place = "user_id" if len(lists) == 1 else f"queries.{number}.user_id"
+            raise Problem(422, "a test is running, which needs to know the user", [(place, "is needed")])
+    return served.test.arms([user for user in lists.user_ids if user is not None])
+
+
+def _by_model(
+    served: Served, arms: Sequence[str] | None, count: int
+) -> Iterator[tuple[ServedModel, str | None, list[int]]]:
+    """Each model in use, the arm it stands for, and the lists that it ranks."""
+    if arms is None or served.other is None:
+        yield served.main, None, list(range(count))
+        return
+    for arm, model in zip(ARMS, (served.main, served.other), strict=True):
+        numbers = [number for number, each in enumerate(arms) if each == arm]
+        if numbers:
+            yield model, arm, numbers
+
+
+def _rank(
+    served: Served,
+    model: ServedModel,
+    arm: str | None,
+    lists: Lists,
+    numbers: Sequence[int],
+    exploration: Exploration | None,
+    rng: np.random.Generator | None,
+) -> list[Shown]:
+    """Some lists by one model: one pass through it, then an order for each way that is asked for."""
+    rows, items = _select(served.of(model, lists.items), numbers, len(lists))
+    table, scores = model.log_ctr(items), model.scores(items)
+    ways = [(_method(served, model, lists, number), lists.positions[number] or model.positions) for number in numbers]
+    positions = np.empty(len(rows), dtype=np.int64)
+    for way in dict.fromkeys(ways):
+        chosen = [place for place, each in enumerate(ways) if each == way]
+        some, part = _select(items, chosen, len(ways))
+        given = None if scores is None else scores[some]
+        positions[some] = model.order(part, table[some], given, method=way[0], positions=way[1])
+    starts = np.repeat(items.offsets[:-1], np.diff(items.offsets))
+    best_first = np.empty_like(positions)
+    best_first[starts + positions - 1] = np.arange(len(positions))
+    found = []
+    for place, (number, (method, asked)) in enumerate(zip(numbers, ways, strict=True)):
+        best = best_first[items.offsets[place] : items.offsets[place + 1]][:asked]
+        ranks, explored = np.arange(1, len(best) + 1), False
+        if exploration is not None and rng is not None:
+            ranks, explored = exploration.order(len(best), rng)
+            best = best[ranks - 1]
+        click = _clicks(table[best])
+        found.append(
+            Shown(
+                number=number,
+                model=model,
+                method=method,
+                arm=arm,
+                rows=rows[best],
+                ranks=ranks,
+                policy=f"{model.version}+{exploration.kind}" if exploration and explored else model.version,
+                score=None if scores is None else scores[best],
+                click=click,
+                utility=np.where(np.isnan(click), 0.0, click) * items.value[best],
+            )
+        )
+    return found
+
+
+def _method(served: Served, model: ServedModel, lists: Lists, number: int) -> Method:
+    asked = lists.methods[number]
+    if asked is not None and asked not in model.methods:
+        place = "method" if len(lists) == 1 else f"queries.{number}.method"
+        raise Problem(422, f"the model ranks by {', '.join(model.methods)}; got '{asked}'", [(place, "not there")])
+    return served.method_of(model, asked)
+
+
+def _clicks(table: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The click probability `[m]` of items `[m, K]` shown from the top; NaN where the model knows no position."""
+    m, K = table.shape
+    click = np.full(m, np.nan)
+    known = min(m, K)
+    click[:known] = np.exp(at_positions(table[:known], np.arange(1, known + 1)).astype(np.float64))
+    return click
+
+
+def _select(items: Items, numbers: Sequence[int], count: int) -> tuple[Ints, Items]:
+    """The rows of some lists, and these lists alone."""
+    if len(numbers) == count:
+        return np.arange(len(items)), items
+    lengths = np.diff(items.offsets)[list(numbers)]
+    rows = np.concatenate([np.arange(items.offsets[n], items.offsets[n + 1]) for n in numbers])
+    offsets = np.append(0, np.cumsum(lengths))
+    return rows, Items(items.numeric[rows], items.categorical[rows], items.value[rows], offsets)

@@ -1,0 +1,129 @@
+"""Who may ask, under which name, and how much they may send: before anything else looks at a request."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from urank.serve.bodies import Limits
+from urank.serve.problems import Problem, problem_response
+
+__all__ = ["OPEN_PATHS", "Gate", "read_body"]
+
+OPEN_PATHS = ("/healthz", "/readyz")
+"""What needs no key: it tells nothing but whether the server is well."""
+
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Gate:
+    """Lets through what shows the key and calls the server by a name of its own.
+
+    Names are checked because a page of another site can have its name point to 127.0.0.1 and then talk to a server on
+    the reader's machine as if it were its own (DNS rebinding).
+
+    Args:
+        app: what stands behind.
+        key: what a request must show; nothing is asked for when there is none.
+        hosts: the names, without port, under which the server may be called; any when empty.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, hosts: Iterable[str]) -> None:
+        self.app = app
+        self.key = key.encode() if key is not None else None
+        self.hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+                return
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+        except Problem as problem:
+            await problem_response(problem)(scope, receive, with_headers)
+        else:
+            await self.app(scope, receive, with_headers)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
+            raise Problem(421, "this server is not known by that name; see --allow-host")
+        if self.key is None or path in OPEN_PATHS:
+            return
+        shown = _shown_key(headers)
+        if shown is None or not hmac.compare_digest(shown, self.key):
+            detail = "the key is wrong" if shown else "a key is needed: Authorization: Bearer KEY"
+            raise Problem(401, detail, headers={"WWW-Authenticate": 'Basic realm="urank", charset="UTF-8"'})
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port.
+
+    >>> [_host_name(host) for host in ("localhost:8000", "[::1]:8000", "EXAMPLE.org")]
+    ['localhost', '::1', 'example.org']
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def _shown_key(headers: Headers) -> bytes | None:
+    """The key that a request shows: as bearer, as `X-API-Key`, or as the password that a browser asked for."""
+    if "x-api-key" in headers:
+        return headers["x-api-key"].encode("latin-1")
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip().encode("latin-1")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return None
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request, if it is small enough and comes in time.
+
+    Raises:
+        Problem: 413, 408, or 400 when it breaks off.
+    """
+    too_large = Problem(413, f"a body has at most {limits.body_bytes} bytes", headers={"Connection": "close"})
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.body_bytes:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        detail = f"the body did not come within {limits.seconds:g} seconds"
+        raise Problem(408, detail, headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise Problem(400, "the body broke off") from None
+    return b"".join(parts) if len(parts) != 1 else parts[0]

@@ -1,0 +1,292 @@
+"""What a server does, without HTTP: rank and explain, log before answering, reload, and let a silent model follow.
+
+Small requests are worked on in the event loop, large ones in a thread, so that none makes the others wait for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from urank.errors import DataError, UrankError
+from urank.serve.bodies import Event
+from urank.serve.config import ServeConfig
+from urank.serve.explain import explain
+from urank.serve.items import Lists, Reader
+from urank.serve.metrics import Metrics
+from urank.serve.models import Served, load
+from urank.serve.problems import Problem
+from urank.serve.ranking import Shown, columns_of, rank_lists, record_of, shadow_orders
+from urank.serve.records import Columns, FeedbackRecord, ShadowRecord, encode, new_ranking_id, new_segment
+from urank.serve.samples import Sample, read_samples
+from urank.serve.wal import Writer
+
+__all__ = ["Ranked", "Service", "State"]
+
+LARGE_BODY = 2**20
+MOST_SHADOWS = 64
+TICK_SECONDS = 1.0
+COMPACT_SECONDS = 30.0
+
+logger = logging.getLogger("urank.serve")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a request works with, from its begin to its end."""
+
+    served: Served
+    reader: Reader
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether there are categorical features."""
+        return bool(self.served.categorical)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """The lists of a request, ranked and logged.
+
+    Attributes:
+        lists, shown, ids: what was asked, what is shown, and the id of each ranking.
+        model_seconds, log_seconds: how long the models took, and how long the log.
+    """
+
+    lists: Lists
+    shown: Sequence[Shown]
+    ids: Sequence[str]
+    model_seconds: float
+    log_seconds: float
+
+    def answers(self) -> list[dict[str, Any]]:
+        """As `bodies.RankAnswer` has them."""
+        pairs = zip(self.shown, self.ids, strict=True)
+        return [shown.answer(self.lists, ranking_id) for shown, ranking_id in pairs]
+
+
+class Service:
+    """A server's work.
+
+    Args:
+        config: how it runs.
+        compacts: whether it also turns the feedback log into Parquet; one worker of several does.
+    """
+
+    def __init__(self, config: ServeConfig, *, compacts: bool = True) -> None:
+        self.config = config
+        self.compacts = compacts
+        self.metrics = Metrics()
+        self.state = self._made(load(config.sources))
+        self.samples: list[Sample] = self._read_samples()
+        self._rng = np.random.default_rng(config.seed)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
+        self._writer: Writer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
+        self._compaction: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Open the log and begin what goes on beside the requests."""
+        if self.config.log is not None:
+            self._writer = Writer(
+                self.config.log,
+                segment_bytes=self.config.segment_bytes,
+                segment_seconds=self.config.segment_seconds,
+            )
+            self._later(self._tick())
+
+    async def stop(self) -> None:
+        """End what goes on, and seal the log."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._compaction is not None and self._compaction.returncode is None:
+            self._compaction.terminate()
+            await self._compaction.wait()
+        if self._writer is not None:
+            await self._writer.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served: a log that cannot be written makes it false."""
+        return self._writer is None or self._writer.healthy
+
+    async def work(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function, in a thread when the body it works on is large."""
+        if size < LARGE_BODY:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def rank(self, size: int, parse: Callable[[State], Lists]) -> Ranked:
+        """Rank the lists that `parse` finds in a body of this size; they are durable when this returns.
+
+        Raises:
+            Problem: when the request is refused, or the log cannot be written.
+        """
+        state = self.state
+        lists, shown, seconds = await self.work(size, self._rank, state, parse)
+        ids, log_seconds = await self._log_rankings(state, lists, shown)
+        self.metrics.model_seconds.observe(seconds)
+        self.metrics.candidates.inc(len(lists.items))
+        for each in shown:
+            explored = "yes" if each.policy != each.model.version else "no"
+            self.metrics.lists.labels(each.arm or "", explored).inc()
+            self.metrics.utility.labels(each.arm or "").inc(float(each.utility.sum()))
+        if state.served.shadow is not None:
+            self._shadow(state, lists, shown, ids)
+        return Ranked(lists, shown, ids, seconds, log_seconds)
+
+    def explain(self, state: State, lists: Lists, orders: dict[str, list[str]]) -> dict[str, Any]:
+        """The click table of a list, and the utility of orders."""
+        return explain(state.served, lists, orders)
+
+    async def feedback(self, events: Sequence[Event]) -> int:
+        """Log what happened; it is durable when this returns."""
+        writer = self._writer
+        if writer is None:
+            raise Problem(409, "this server keeps no feedback log; start it with --log DIR")
+        now = time.time_ns() // 1_000
+        records = [
+            FeedbackRecord(each.ranking_id, each.item_id, each.click, each.conversion, each.value, now)
+            for each in events
+        ]
+        await self._append(writer, [encode(record) for record in records], None)
+        self.metrics.events.labels("click").inc(sum(each.click for each in events))
+        self.metrics.events.labels("conversion").inc(sum(each.conversion for each in events))
+        return len(events)
+
+    async def reload(self) -> bool:
+        """Load the models anew; tells whether they changed. What is broken is refused, and the old ones stay.
+
+        Raises:
+            UrankError: when a model is broken.
+        """
+        async with self._reloading:
+            before = [model.version for model in self.state.served.models]
+            try:
+                served = await asyncio.get_running_loop().run_in_executor(self._threads, load, self.config.sources)
+            except UrankError as error:
+                self.metrics.reloads.labels("refused").inc()
+                logger.error("the models stay as they are: %s", error)
+                raise
+            if [model.version for model in served.models] == before:
+                self.metrics.reloads.labels("unchanged").inc()
+                return False
+            self.metrics.model.clear()
+            self.state = self._made(served)
+            self.metrics.reloads.labels("reloaded").inc()
+            logger.info("the model is now %s", served.main.version)
+            return True
+
+    async def reload_quietly(self) -> None:
+        """Reload for a signal, which nobody waits for."""
+        with suppress(UrankError):  # it is logged
+            await self.reload()
+
+    def _made(self, served: Served) -> State:
+        config = self.config
+        reader = Reader(served.numeric, served.categorical, config.limits, ignore_unknown=config.ignore_unknown)
+        for role, model in (("main", served.main), ("shadow", served.shadow), ("test", served.other)):
+            if model is not None:
+                self.metrics.model.labels(role, model.version).set(1)
+        return State(served, reader)
+
+    def _read_samples(self) -> list[Sample]:
+        if self.config.sample is None or not self.config.playground:
+            return []
+        return read_samples(self.config.sample, self.state.served.numeric, self.state.served.categorical)
+
+    def _rank(self, state: State, parse: Callable[[State], Lists]) -> tuple[Lists, list[Shown], float]:
+        lists = parse(state)
+        started = time.perf_counter()
+        shown = rank_lists(state.served, lists, exploration=self.config.exploration, rng=self._rng)
+        return lists, shown, time.perf_counter() - started
+
+    async def _log_rankings(self, state: State, lists: Lists, shown: Sequence[Shown]) -> tuple[list[str], float]:
+        """The ids of rankings, which are in the log when this returns, and how long that took."""
+        writer, exploration = self._writer, self.config.exploration
+        now = time.time_ns() // 1_000
+        if writer is None:
+            segment = new_segment(now // 1_000)
+            return [new_ranking_id(segment) for _ in shown], 0.0
+        started = time.perf_counter()
+        columns = columns_of(state.served, lists, exploration)
+        ids = [new_ranking_id(writer.segment) for _ in shown]  # no await from here to the append: it is their home
+        records = [
+            record_of(each, lists, columns, ranking_id=ranking_id, exploration=exploration, time_us=now)
+            for each, ranking_id in zip(shown, ids, strict=True)
+        ]
+        await self._append(writer, [encode(record) for record in records], columns)
+        seconds = time.perf_counter() - started
+        self.metrics.log_seconds.observe(seconds)
+        return ids, seconds
+
+    async def _append(self, writer: Writer, records: Sequence[bytes], columns: Columns | None) -> None:
+        try:
+            await writer.append(records, () if columns is None else columns)
+        except DataError as error:
+            logger.error("%s", error)
+            raise Problem(503, "the feedback log cannot be written, so nothing is acknowledged") from None
+
+    def _shadow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
+        if len(self._tasks) >= MOST_SHADOWS:
+            self.metrics.shadow.labels("dropped").inc(len(shown))
+            return
+        self._later(self._follow(state, lists, shown, ids))
+
+    async def _follow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
+        """Let the silent model rank the lists too, in a thread, and log its orders."""
+        loop = asyncio.get_running_loop()
+        orders = await loop.run_in_executor(self._threads, shadow_orders, state.served, lists, shown)
+        assert state.served.shadow is not None  # noqa: S101 - it is not called otherwise
+        for order, each in zip(orders, shown, strict=True):
+            agrees = order[0] == lists.item_ids[int(each.rows[0])]
+            self.metrics.shadow.labels("same first" if agrees else "other first").inc()
+        if self._writer is not None:
+            now, version = time.time_ns() // 1_000, state.served.shadow.version
+            records = [
+                ShadowRecord(ranking_id, version, now, tuple(order))
+                for ranking_id, order in zip(ids, orders, strict=True)
+            ]
+            with suppress(Problem):  # it is logged, and nobody waits for it
+                await self._append(self._writer, [encode(record) for record in records], None)
+
+    def _later(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick(self) -> None:
+        """Seal write-ahead files that are old, and turn sealed ones into Parquet in a process of its own."""
+        assert self._writer is not None and self.config.log is not None  # noqa: S101, PT018 - it is not called otherwise
+        next_compaction = time.monotonic() + min(COMPACT_SECONDS, max(1.0, self.config.join_seconds))
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._writer.maybe_rotate()
+            if self.compacts and time.monotonic() >= next_compaction:
+                await self._compact()
+                next_compaction = time.monotonic() + COMPACT_SECONDS
+
+    async def _compact(self) -> None:
+        arguments = ["feedback", str(self.config.log), "--window", f"{self.config.join_seconds:g}", "--quiet"]
+        self._compaction = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "urank", *arguments, stdin=asyncio.subprocess.DEVNULL
+        )
+        await self._compaction.wait()
+        if self._compaction.returncode:
+            logger.error(
+                "the feedback log could not be turned into Parquet (exit code %s)", self._compaction.returncode
+            )
