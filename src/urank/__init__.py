@@ -23,12 +23,15 @@ from urank.log.read import Log, read
 
 if TYPE_CHECKING:
     from urank.api import URank
+    from urank.client import AsyncClient, Client
     from urank.evaluate.compare import Evaluation
     from urank.model import load_model
 
 __version__ = version("urank")
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "ConfigError",
     "DataError",
     "Log",
@@ -45,11 +48,16 @@ __all__ = [
 # The package of this name is loaded first (it is empty), so that it cannot take the place of the function later.
 import_module("urank.evaluate")
 
-_LATER = {"URank": "urank.api", "load_model": "urank.model"}
+_LATER = {
+    "AsyncClient": "urank.client",
+    "Client": "urank.client",
+    "URank": "urank.api",
+    "load_model": "urank.model",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need torch, which is slow to load, are there when they are asked for."""
+    """Names that need what is slow to load, as torch, are there when they are asked for."""
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"urank has no attribute '{name}'")

@@ -15,6 +15,8 @@ from urank.cli.abtest import abtest_app
 from urank.cli.appstore import appstore_command
 from urank.cli.curves import curves_command
 from urank.cli.evaluate import evaluate_command
+from urank.cli.export import export_command
+from urank.cli.feedback import feedback_command
 from urank.cli.guard import guard_command
 from urank.cli.inspect import inspect_command
 from urank.cli.prepare import prepare_command
@@ -63,6 +65,8 @@ app.command("guard")(guard_command)
 app.command("rank")(rank_command)
 app.command("curves")(curves_command)
 app.command("serve")(serve_command)
+app.command("feedback")(feedback_command)
+app.command("export")(export_command)
 app.command("propensity")(propensity_command)
 app.command("reproduce")(reproduce_command)
 app.add_typer(abtest_app, name="abtest", help="Plan, analyse and simulate A/B tests.")

@@ -134,6 +134,9 @@ def serve_command(
     max_rows: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Candidates of a batch in all.", rich_help_panel=_LIMITS)
     ] = 20_000,
+    max_connections: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Connections at one time, of each worker.", rich_help_panel=_LIMITS)
+    ] = 1_000,
     timeout: Annotated[
         float,
         typer.Option(
@@ -155,8 +158,9 @@ def serve_command(
 
     `POST /v1/rank` takes candidates with their raw features and gives them back best first, each with its score, the
     click probability at its place and what it is expected to earn. `POST /v1/explain` has the whole click table and
-    the utility of any order. `POST /v1/feedback` takes clicks. `/docs` describes the API, `/` is the playground, `/metrics`
-    is for Prometheus, `/healthz` and `/readyz` for whoever watches over it. `urank.Client` speaks to it from Python.
+    the utility of any order. `POST /v1/feedback` takes clicks. `/docs` describes the API, `/` is the playground,
+    `/metrics` is for Prometheus, `/healthz` and `/readyz` for whoever watches over it. `urank.Client` speaks to it from
+    Python.
 
     SIGHUP, or `POST /v1/reload` with the key, loads the model anew without dropping a request; a broken one is refused,
     and the old one stays. SIGTERM finishes the requests at hand and ends.
@@ -194,6 +198,7 @@ def serve_command(
             candidates=max_candidates,
             queries=max_queries,
             rows=max_rows,
+            connections=max_connections,
             seconds=timeout,
         ),
         log=log,

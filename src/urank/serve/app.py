@@ -41,13 +41,20 @@ Handler = Callable[[Request], Awaitable[Response]]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def build_app(config: ServeConfig, *, compacts: bool = True, siblings: bool = False) -> FastAPI:
+def build_app(
+    config: ServeConfig,
+    *,
+    compacts: bool = True,
+    siblings: bool = False,
+    reload_wanted: Callable[[], bool] = lambda: False,
+) -> FastAPI:
     """The application.
 
     Args:
         config: how it runs; the models are loaded here.
         compacts: whether it also turns the feedback log into Parquet.
         siblings: whether it is one worker of several, whose parent hands a signal on to all of them.
+        reload_wanted: whether a signal asked for new models while these were being loaded.
     """
     service = Service(config, compacts=compacts)
 
@@ -57,6 +64,8 @@ def build_app(config: ServeConfig, *, compacts: bool = True, siblings: bool = Fa
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a thread, as in tests
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_quietly()))
+            if reload_wanted():
+                await service.reload_quietly()
         yield
         await service.stop()
 
@@ -197,7 +206,7 @@ class _Routes:
             changed = await self.service.reload()
         except UrankError as error:
             raise Problem(409, f"the models stay as they are: {error}") from None
-        if changed and self.siblings:
+        if self.siblings:
             os.kill(os.getppid(), signal.SIGHUP)
         version = self.service.state.served.main.version
         return _json({"version": version, "changed": changed, "status": "reloaded" if changed else "unchanged"})

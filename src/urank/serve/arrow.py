@@ -2,7 +2,7 @@
 
 In: one stream with `query_id`, `item_id`, the features, and optionally `value`, `user_id`, `positions` and `method`.
 The rows of a list lie together, and what belongs to a list is that of its first row. Out: one stream with `ranking_id`,
-`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `policy`, `arm` and `model`, best first in each list.
+`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `method`, `policy`, `arm`, `model`, best first in a list.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def write_rankings(shown: Sequence[Shown], lists: Lists, ranking_ids: Sequence[s
             "score": pa.array(score, mask=np.isnan(score)),
             "click": pa.array(click, mask=np.isnan(click)),
             "utility": pa.array(np.concatenate([each.utility for each in shown])),
+            "method": repeated([each.method for each in shown]),
             "policy": repeated([each.policy for each in shown]),
             "arm": repeated([each.arm for each in shown]),
             "model": repeated([each.model.version for each in shown]),
@@ -169,8 +170,7 @@ def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
 def _categories(table: pa.Table, name: str) -> list[str]:
     column = table[name]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
-    if texts:
+    if _is_text(kind) or pa.types.is_null(kind):
         return [MISSING if each is None else each for each in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         values = column.to_pylist()
@@ -195,12 +195,16 @@ def _texts(table: pa.Table, name: str) -> list[str]:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind):
         column = column.cast(pa.string())
-    elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    elif not _is_text(kind):
         raise Problem(422, f"{name} must be text or whole numbers", [(name, f"is {str(column.type)[:60]}")])
     texts: list[str] = column.to_pylist()
     if column.null_count or any(not 0 < len(text) <= MAX_TEXT for text in texts):
         raise Problem(422, f"{name} must have 1 to {MAX_TEXT} characters everywhere", [(name, "is empty or too long")])
     return texts
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[Any]:

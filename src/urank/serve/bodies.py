@@ -57,6 +57,7 @@ class Limits(BaseModel):
     candidates: int = Field(2_000, ge=1, description="candidates of a query")
     queries: int = Field(100, ge=1, description="queries of a batch")
     rows: int = Field(20_000, ge=1, description="candidates of a batch in all")
+    connections: int = Field(1_000, ge=1, description="connections and requests at one time")
     seconds: float = Field(10.0, gt=0, description="seconds for a body to arrive, and for an answer")
 
 

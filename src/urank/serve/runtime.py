@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from urank.errors import ConfigError, DataError, UrankError
 from urank.features import Featurizer, Inputs
 from urank.manifest import read_manifest
 from urank.rankers.order import METHODS, Method, positions_in_lists, worth
-from urank.trees import TreeModel
 
 __all__ = ["MISSING", "Items", "ServedModel", "load_served"]
 
@@ -53,6 +52,9 @@ class Items:
         return len(self.numeric)
 
 
+Scores = Callable[[Items], NDArray[np.float32]]
+
+
 @dataclass(frozen=True, eq=False)
 class ServedModel:
     """A model that is loaded and was tried.
@@ -61,7 +63,8 @@ class ServedModel:
         version: the first digits of a hash over its files.
         manifest: what `urank train` wrote about it.
         featurizer: its features.
-        clicks, scorer: what computes; the scorer is a graph, trees, or nothing.
+        clicks: the graph of its click model.
+        scorer: gives the scores of items; none when only a click model was trained.
         loaded: when, in seconds since 1970.
     """
 
@@ -69,7 +72,7 @@ class ServedModel:
     manifest: Mapping[str, Any]
     featurizer: Featurizer
     clicks: ort.InferenceSession
-    scorer: ort.InferenceSession | TreeModel | None
+    scorer: Scores | None
     loaded: float = field(default_factory=time.time)
 
     @property
@@ -108,11 +111,7 @@ class ServedModel:
 
     def scores(self, items: Items) -> NDArray[np.float32] | None:
         """The score of each item `[rows]`; none without a scorer."""
-        if self.scorer is None:
-            return None
-        if isinstance(self.scorer, TreeModel):
-            return self.scorer.predict(Inputs(items.numeric, self._numbers(items.categorical)), items.value)
-        return _run(self.scorer, items)
+        return None if self.scorer is None else self.scorer(items)
 
     def order(
         self,
@@ -128,19 +127,6 @@ class ServedModel:
             assert scores is not None  # noqa: S101 - `check_method` has seen to it
             return positions_in_lists(scores, items.offsets)
         return positions_in_lists(worth(table[:, :positions], items.value, method), items.offsets)
-
-    @cached_property
-    def _vocabularies(self) -> list[dict[str, int]]:
-        return [
-            {text: place for place, text in enumerate(feature.vocabulary, 1)} for feature in self.featurizer.categorical
-        ]
-
-    def _numbers(self, categorical: NDArray[np.object_]) -> NDArray[np.int64]:
-        """The numbers `[rows, C]` of categories; 0 is unknown or missing."""
-        numbers = np.zeros(categorical.shape, dtype=np.int64)
-        for place, vocabulary in enumerate(self._vocabularies):
-            numbers[:, place] = [vocabulary.get(text, 0) for text in categorical[:, place]]
-        return numbers
 
 
 def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
@@ -224,14 +210,32 @@ def _session(graph: bytes, threads: int) -> ort.InferenceSession:
 
 def _scorer(
     entry: Mapping[str, Any] | None, files: Mapping[str, bytes], featurizer: Featurizer, threads: int
-) -> ort.InferenceSession | TreeModel | None:
+) -> Scores | None:
     if entry is None:
         return None
-    if entry["family"] != "trees":
-        return _session(files["scorer.onnx"], threads)
-    extra = "value" if entry["takes_value"] else None
-    text = files["scorer.txt"].decode("utf-8")
-    return TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
+    if entry["family"] == "trees":
+        return _trees(files["scorer.txt"].decode("utf-8"), featurizer, takes_value=entry["takes_value"])
+    session = _session(files["scorer.onnx"], threads)
+    return lambda items: _run(session, items)
+
+
+def _trees(text: str, featurizer: Featurizer, *, takes_value: bool) -> Scores:
+    """What gives the scores of LightGBM trees."""
+    from urank.trees import TreeModel  # LightGBM is slow to load, and most models do without
+
+    extra = "value" if takes_value else None
+    model = TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
+    vocabularies = [
+        {word: place for place, word in enumerate(feature.vocabulary, 1)} for feature in featurizer.categorical
+    ]
+
+    def scores(items: Items) -> NDArray[np.float32]:
+        numbers = np.zeros(items.categorical.shape, dtype=np.int64)  # 0 is unknown or missing
+        for place, vocabulary in enumerate(vocabularies):
+            numbers[:, place] = [vocabulary.get(word, 0) for word in items.categorical[:, place]]
+        return model.predict(Inputs(items.numeric, numbers), items.value)
+
+    return scores
 
 
 def _run(session: ort.InferenceSession, items: Items) -> NDArray[np.float32]:

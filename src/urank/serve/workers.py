@@ -91,7 +91,9 @@ def _run(
 
     from urank.serve.app import build_app
 
-    app = build_app(config, compacts=compacts, siblings=siblings)
+    asked: list[int] = []  # a signal that comes while the models are loaded must not be lost, or end the process
+    signal.signal(signal.SIGHUP, lambda number, _: asked.append(number))
+    app = build_app(config, compacts=compacts, siblings=siblings, reload_wanted=lambda: bool(asked))
     settings = uvicorn.Config(
         app,
         log_level="warning" if not access_log else "info",
@@ -99,12 +101,14 @@ def _run(
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        limit_concurrency=None,
+        limit_concurrency=config.limits.connections,
         proxy_headers=False,
         ws="none",
         lifespan="on",
     )
     ready()
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them once more at its end, when all is well
+        signal.signal(number, lambda *_: None)
     uvicorn.Server(settings).run(sockets=[sock])
 
 

@@ -1,0 +1,72 @@
+"""Clients that rank and click without pause, and remember what they were promised."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+__all__ = ["Promises", "load"]
+
+
+@dataclass
+class Promises:
+    """What a server acknowledged.
+
+    Attributes:
+        rankings: id -> the items from the top.
+        clicks: (ranking id, item id).
+        versions: of the models that answered.
+        failures: what else came: statuses and broken connections.
+    """
+
+    rankings: dict[str, list[str]] = field(default_factory=dict)
+    clicks: set[tuple[str, str]] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def load(url: str, query: dict[str, Any], promises: Promises, *, clients: int = 4) -> Iterator[threading.Event]:
+    """Rank this query and click on its first item, again and again, until the block ends; the event ends it sooner."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=_client, args=(url, query, promises, ended)) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ended
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def _client(url: str, query: dict[str, Any], promises: Promises, ended: threading.Event) -> None:
+    body = json.dumps(query).encode()
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+        while not ended.is_set():
+            try:
+                answer = client.post("/v1/rank", content=body)
+                if answer.status_code != 200:
+                    promises.failures.append(f"rank {answer.status_code}")
+                    continue
+                ranking = answer.json()
+                identity, items = ranking["ranking_id"], [item["item_id"] for item in ranking["items"]]
+                promises.rankings[identity] = items
+                promises.versions.add(ranking["model"])
+                event = {"ranking_id": identity, "item_id": items[0]}
+                answer = client.post("/v1/feedback", json={"events": [event, event]})
+                if answer.status_code != 202:
+                    promises.failures.append(f"feedback {answer.status_code}")
+                    continue
+                promises.clicks.add((identity, items[0]))
+            except httpx.TransportError as error:
+                promises.failures.append(type(error).__name__)
+                if not ended.is_set():
+                    ended.wait(0.01)
