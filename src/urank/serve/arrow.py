@@ -2,7 +2,7 @@
 
 In: one stream with `query_id`, `item_id`, the features, and optionally `value`, `user_id`, `positions` and `method`.
 The rows of a list lie together, and what belongs to a list is that of its first row. Out: one stream with `ranking_id`,
-`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `method`, `policy`, `arm`, `model`, best first in a list.
+`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `method`, `policy`, `arm` and `model`, best first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from urank.log.lists import offsets_of_runs
 from urank.rankers.order import METHODS, Method
-from urank.serve.bodies import MAX_POSITIONS, MAX_TEXT, MAX_VALUE
+from urank.serve.bodies import MAX_POSITIONS, MAX_TEXT, MAX_VALUE, Limits
 from urank.serve.items import Lists, Reader, category_text, check_sizes
 from urank.serve.problems import Problem
 from urank.serve.ranking import Shown
@@ -37,12 +37,6 @@ def read_lists(body: bytes, reader: Reader) -> Lists:
         Problem: when it is no stream, or breaks a rule that a JSON body has to obey too.
     """
     table = _read(body, reader)
-    names = set(table.column_names)
-    if len(names) != len(table.column_names):
-        raise Problem(422, "a column may be there once")
-    for name in ("query_id", "item_id"):
-        if name not in names:
-            raise Problem(422, f"the column '{name}' is needed", [(name, "is needed")])
     queries = _texts(table, "query_id")
     items = _texts(table, "item_id")
     offsets = offsets_of_runs(_codes(table["query_id"]))
@@ -59,7 +53,7 @@ def read_lists(body: bytes, reader: Reader) -> Lists:
         methods=[_method(each) for each in _firsts(table, "method", first)],
         item_ids=items,
         items=_items(table, reader, offsets),
-        valued=["value" in names] * len(first),
+        valued=["value" in table.column_names] * len(first),
     )
 
 
@@ -95,28 +89,53 @@ def write_rankings(shown: Sequence[Shown], lists: Lists, ranking_ids: Sequence[s
 
 
 def _read(body: bytes, reader: Reader) -> pa.Table:
-    """The rows of a stream."""
+    """The rows of a stream, in columns of numbers, booleans or texts; others than those asked for are left out."""
     try:
         _refuse_compressed(body)
         with pa.ipc.open_stream(pa.BufferReader(body)) as stream:
             table = stream.read_all()
+        table.validate()
+        table = _named(table, reader)
+        _refuse_inflated(table, reader.limits)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError, struct.error):
         raise Problem(400, "the body is not an Arrow IPC stream") from None
+    plain = [
+        pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+        if pa.types.is_dictionary(column.type)
+        else column
+        for column in table.columns
+    ]
+    return pa.table(plain, table.column_names).combine_chunks()
+
+
+def _named(table: pa.Table, reader: Reader) -> pa.Table:
+    """The columns that are asked for, if all of them are there."""
     if table.num_rows == 0:
         raise Problem(422, "a stream needs at least one candidate")
     if table.num_rows > reader.limits.rows:
         raise Problem(422, f"a batch has at most {reader.limits.rows} candidates in all; got {table.num_rows}")
-    return table.combine_chunks()
+    names, needed = table.column_names, ("query_id", "item_id", *reader.numeric, *reader.categorical)
+    if len(set(names)) != len(names):
+        raise Problem(422, "a column may be there once")
+    known = dict.fromkeys((*needed, *_OWN))
+    errors = [(name, "is needed") for name in needed if name not in names]
+    if not reader.ignore_unknown:
+        errors += [(name[:100], "is not a feature of the model") for name in names if name not in known]
+    if errors:
+        raise Problem(422, "the columns are not those of the model; see /v1/model", sorted(errors))
+    return table.select([name for name in known if name in names])
 
 
 def _refuse_compressed(body: bytes) -> None:
     """Refuse streams with compressed buffers, of which a few bytes may stand for gigabytes.
 
     PyArrow does not tell, so the field `compression` of each RecordBatch (Arrow's Message.fbs describes it) is looked
-    up in the flatbuffer of its message.
+    up in the flatbuffer of its message. Before version 5 a note beside the message could say it too.
     """
     for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
+        if message.metadata_version < pa.ipc.MetadataVersion.V5:
+            raise Problem(415, "an Arrow IPC stream must be of metadata version 5, which Arrow has written since 1.0")
         header = message.metadata.to_pybytes()
         root = struct.unpack_from("<I", header, 0)[0]
         batch = _flatbuffer_table(header, root, 2)
@@ -124,6 +143,35 @@ def _refuse_compressed(body: bytes) -> None:
             batch = _flatbuffer_table(header, batch, 1)
         if message.type != "schema" and batch is not None and _flatbuffer_table(header, batch, 3) is not None:
             raise Problem(415, "an Arrow IPC stream must not be compressed")
+
+
+def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
+    """Refuse texts that are longer in all than a body may be: a dictionary, or a view, lets many rows share one."""
+    total = 0
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
+            raise Problem(422, "a column must hold numbers or texts", [(name, f"is {str(column.type)[:60]}")])
+        for chunk in column.chunks:
+            if pa.types.is_dictionary(chunk.type):
+                total += int(_lengths(chunk.dictionary).sum())
+                lengths = pa.array(_lengths(chunk.dictionary)).take(chunk.indices)
+                total += pc.sum(lengths).as_py() or 0
+            elif pa.types.is_string_view(chunk.type):
+                total += int(_lengths(chunk).sum())
+    if total > limits.body_bytes:
+        raise Problem(413, f"the texts of a stream have at most {limits.body_bytes} bytes in all, as a body has")
+
+
+def _lengths(texts: pa.Array) -> NDArray[np.int64]:
+    """The bytes of each text, or what is no less; 0 for what is no text."""
+    if pa.types.is_string_view(texts.type):
+        views = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: 4 * (texts.offset + len(texts))]
+        return np.abs(views.reshape(-1, 4)[texts.offset :, 0].astype(np.int64))
+    if not _is_text(texts.type):
+        return np.zeros(len(texts), dtype=np.int64)
+    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    return np.abs(lengths.astype(np.int64))
 
 
 def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
@@ -140,13 +188,6 @@ def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
 
 
 def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items:
-    needed = (*reader.numeric, *reader.categorical)
-    errors = [(name, "is needed") for name in needed if name not in table.column_names]
-    if not reader.ignore_unknown:
-        known = {*needed, *_OWN}
-        errors += [(name[:100], "is not a feature of the model") for name in table.column_names if name not in known]
-    if errors:
-        raise Problem(422, "the features are not those of the model; see /v1/model", sorted(errors))
     numeric = np.empty((table.num_rows, len(reader.numeric)), dtype=np.float32)
     for place, name in enumerate(reader.numeric):
         numeric[:, place] = _numbers(table, name)
@@ -161,7 +202,8 @@ def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items
 
 def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
     column = table[name]
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
+    if not any(is_kind(column.type) for is_kind in kinds):
         raise Problem(422, "a numeric feature needs numbers", [(name, f"is {str(column.type)[:60]}")])
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused
         return pc.fill_null(column.cast(pa.float32(), safe=False), float("nan")).to_numpy()  # type: ignore[no-any-return]
@@ -169,13 +211,15 @@ def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
 
 def _categories(table: pa.Table, name: str) -> list[str]:
     column = table[name]
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    kind = column.type
+    if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
+        raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
     if _is_text(kind) or pa.types.is_null(kind):
         return [MISSING if each is None else each for each in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         values = column.to_pylist()
         return [MISSING if each is None or each != each else category_text(each) for each in values]
-    raise Problem(422, "a categorical feature needs text", [(name, f"is {str(column.type)[:60]}")])
+    raise Problem(422, "a categorical feature needs text", [(name, f"is {str(kind)[:60]}")])
 
 
 def _values(table: pa.Table) -> NDArray[np.float32]:
@@ -192,10 +236,9 @@ def _values(table: pa.Table) -> NDArray[np.float32]:
 def _texts(table: pa.Table, name: str) -> list[str]:
     """A column of ids."""
     column = table[name]
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
-    elif not _is_text(kind):
+    elif not _is_text(column.type):
         raise Problem(422, f"{name} must be text or whole numbers", [(name, f"is {str(column.type)[:60]}")])
     texts: list[str] = column.to_pylist()
     if column.null_count or any(not 0 < len(text) <= MAX_TEXT for text in texts):
@@ -209,10 +252,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _codes(column: pa.ChunkedArray) -> NDArray[Any]:
     """Numbers that are equal where the ids are."""
-    array = column.combine_chunks()
-    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
+    encoded = column.combine_chunks().dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
@@ -235,7 +275,7 @@ def _firsts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]
 
 
 def _positions(table: pa.Table, rows: Sequence[int]) -> list[int | None]:
-    if "positions" not in table.column_names:
+    if "positions" not in table.column_names or pa.types.is_null(table["positions"].type):
         return [None] * len(rows)
     column = table["positions"]
     if not pa.types.is_integer(column.type):
