@@ -29,7 +29,7 @@ class Sample:
 
 
 def read_samples(source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MOST) -> list[Sample]:
-    """The first lists of a log.
+    """The first list of each of the first queries of a log.
 
     Args:
         source: what `urank.read` takes.
@@ -42,8 +42,9 @@ def read_samples(source: str, numeric: Sequence[str], categorical: Sequence[str]
     if absent:
         raise ConfigError(f"--sample {source} must have the features of the model; it lacks '{absent[0]}'")
     frame = next(frame for frame, _ in islice(log.batches(), 1))
-    keys = [name for name in ("query_id", "session_id") if name in frame.columns]
-    groups = frame.partition_by(keys, maintain_order=True, include_key=True)[:most]
+    if "session_id" in frame.columns:  # the first list of each query: the others have the same items, as a rule
+        frame = frame.filter(pl.col("session_id") == pl.col("session_id").first().over("query_id"))
+    groups = frame.partition_by("query_id", maintain_order=True)[:most]
     return [_sample(group.sort("position"), numeric, categorical) for group in groups]
 
 
