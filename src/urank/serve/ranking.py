@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from urank.serve.runtime import MISSING, Items, ServedModel
 __all__ = ["Shown", "columns_of", "rank_lists", "record_of", "shadow_orders"]
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,42 +162,69 @@ def _rank(
     exploration: Exploration | None,
     rng: np.random.Generator | None,
 ) -> list[Shown]:
-    """Some lists by one model: one pass through it, then an order for each way that is asked for."""
-    rows, items = _select(served.of(model, lists.items), numbers, len(lists))
-    table, scores = model.log_ctr(items), model.scores(items)
-    ways = [(_method(served, model, lists, number), lists.positions[number] or model.positions) for number in numbers]
-    positions = np.empty(len(rows), dtype=np.int64)
-    for way in dict.fromkeys(ways):
-        chosen = [place for place, each in enumerate(ways) if each == way]
-        some, part = _select(items, chosen, len(ways))
-        given = None if scores is None else scores[some]
-        positions[some] = model.order(part, table[some], given, method=way[0], positions=way[1])
-    starts = np.repeat(items.offsets[:-1], np.diff(items.offsets))
-    best_first = np.empty_like(positions)
-    best_first[starts + positions - 1] = np.arange(len(positions))
-    found = []
-    for place, (number, (method, asked)) in enumerate(zip(numbers, ways, strict=True)):
-        best = best_first[items.offsets[place] : items.offsets[place + 1]][:asked]
-        ranks, explored = np.arange(1, len(best) + 1), False
-        if exploration is not None and rng is not None:
-            ranks, explored = exploration.order(len(best), rng)
-            best = best[ranks - 1]
-        click = _clicks(table[best])
-        found.append(
-            Shown(
-                number=number,
-                model=model,
-                method=method,
-                arm=arm,
-                rows=rows[best],
-                ranks=ranks,
-                policy=f"{model.version}+{exploration.kind}" if exploration and explored else model.version,
-                score=None if scores is None else scores[best],
-                click=click,
-                utility=np.where(np.isnan(click), 0.0, click) * items.value[best],
+    """Some lists by one model: those that are ranked in the same way go through it together."""
+    ways = {number: (_method(served, model, lists, number), lists.positions[number]) for number in numbers}
+    items = served.of(model, lists.items)
+    found: list[Shown] = []
+    for method, asked in dict.fromkeys(ways.values()):
+        same = [number for number, way in ways.items() if way == (method, asked)]
+        rows, part = _select(items, same, len(lists))
+        positions, score, table = _order(model, part, method, asked or model.positions)
+        chosen = _best(positions, part.offsets, asked or model.positions)
+        orders = [_explored(len(each), exploration, rng) for each in chosen]
+        shown = [each[ranks - 1] for each, (ranks, _) in zip(chosen, orders, strict=True)]
+        scores, clicks = _shown_figures(model, part, shown, score, table)
+        for number, own, (ranks, by_chance), s, click in zip(same, shown, orders, scores, clicks, strict=True):
+            found.append(
+                Shown(
+                    number=number,
+                    model=model,
+                    method=method,
+                    arm=arm,
+                    rows=rows[own],
+                    ranks=ranks,
+                    policy=f"{model.version}+{exploration.kind}" if exploration and by_chance else model.version,
+                    score=s,
+                    click=click,
+                    utility=np.where(np.isnan(click), 0.0, click) * part.value[own],
+                )
             )
-        )
     return found
+
+
+def _order(
+    model: ServedModel, items: Items, method: Method, positions: int
+) -> tuple[Ints, Floats | None, Floats | None]:
+    """The position `[rows]` of every item, and what was computed for it: the scores, or the click table."""
+    score = model.scores(items) if method == "score" else None
+    table = model.log_ctr(items) if method != "score" else None
+    return model.order(items, table, score, method=method, positions=positions), score, table
+
+
+def _best(positions: Ints, offsets: Ints, most: int) -> list[Ints]:
+    """The rows of each list from the top, at most so many."""
+    rows = np.empty_like(positions)
+    rows[np.repeat(offsets[:-1], np.diff(offsets)) + positions - 1] = np.arange(len(positions))
+    return [rows[start:end][:most] for start, end in pairwise(offsets.tolist())]
+
+
+def _explored(places: int, exploration: Exploration | None, rng: np.random.Generator | None) -> tuple[Ints, bool]:
+    if exploration is None or rng is None:
+        return np.arange(1, places + 1), False
+    return exploration.order(places, rng)
+
+
+def _shown_figures(
+    model: ServedModel, items: Items, shown: Sequence[Ints], score: Floats | None, table: Floats | None
+) -> tuple[list[Floats | None], list[NDArray[np.float64]]]:
+    """The scores and the click probabilities of the items shown in each list. What the order did not need is computed
+    for these alone: they are few, and the click model takes longer than all but the parsing."""
+    rows = np.concatenate(shown)
+    ends = np.cumsum([len(each) for each in shown])[:-1]
+    few = Items(items.numeric[rows], items.categorical[rows], items.value[rows], np.array([0, len(rows)]))
+    scores = model.scores(few) if score is None else score[rows]
+    tables = np.split(model.log_ctr(few) if table is None else table[rows], ends)
+    return [None] * len(shown) if scores is None else list(np.split(scores, ends)), [_clicks(each) for each in tables]
 
 
 def _method(served: Served, model: ServedModel, lists: Lists, number: int) -> Method:
