@@ -49,6 +49,7 @@ bench: $(VENV)/.installed-bench  ## measure speed, memory and accuracy against p
 	$(BIN)/python -m benchmarks utility
 	$(BIN)/python -m benchmarks letor
 	$(BIN)/python -m benchmarks abtest
+	$(BIN)/python -m benchmarks serve
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.harness import Bar, environment, show, write_results
 
-NAMES = ("log", "clicks", "utility", "letor", "abtest")
+NAMES = ("log", "clicks", "utility", "letor", "abtest", "serve")
 
 
 def main() -> int:

@@ -63,12 +63,14 @@ def _lines(found: Compaction, logs: list[Path], window: float, ranked: int, agre
         f"feedback: {found.late:,} late, {found.repeated:,} repeated, {found.unmatched:,} unmatched",
     ]
     if found.valueless:
-        lines.append(f"{found.valueless:,} values were left out, since their rankings were logged without values")
+        lines.append(f"values left out, since their rankings were logged without values: {found.valueless:,}")
     if found.torn or found.damaged:
         lines.append(f"left out: {found.torn:,} bytes of writes that were cut off, {found.damaged:,} damaged bytes")
     if found.waiting:
-        within = f", or within {window:g} s of the last write" if window else ""
-        lines.append(f"{found.waiting:,} write-ahead files wait: still written to{within}, or with clicks on such")
+        within = f", within {window:g} s of the last write" if window else ""
+        lines.append(
+            f"write-ahead files that wait: {found.waiting:,} (still written to{within}, or with clicks on such)"
+        )
     if ranked:
         lines.append(f"the shadow had the same item first in {agreed:,} of {ranked:,} rankings ({agreed / ranked:.1%})")
     if len(logs) > 1:

@@ -29,6 +29,7 @@ from urank.serve.problems import Problem
 from urank.serve.ranking import Shown, columns_of, rank_lists, record_of, shadow_orders
 from urank.serve.records import Columns, FeedbackRecord, ShadowRecord, encode, new_ranking_id, new_segment
 from urank.serve.samples import Sample, read_samples
+from urank.serve.segments import WAL
 from urank.serve.wal import Writer
 
 __all__ = ["Ranked", "Service", "State"]
@@ -198,6 +199,8 @@ class Service:
 
     def _made(self, served: Served) -> State:
         config = self.config
+        if config.log is not None:  # a feature with the name of a column of the log is refused now, not at a request
+            Columns(served.numeric, served.categorical, value=True, explored=True)
         reader = Reader(served.numeric, served.categorical, config.limits, ignore_unknown=config.ignore_unknown)
         for role, model in (("main", served.main), ("shadow", served.shadow), ("test", served.other)):
             if model is not None:
@@ -270,23 +273,33 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     async def _tick(self) -> None:
-        """Seal write-ahead files that are old, and turn sealed ones into Parquet in a process of its own."""
-        assert self._writer is not None and self.config.log is not None  # noqa: S101, PT018 - it is not called otherwise
-        next_compaction = time.monotonic() + min(COMPACT_SECONDS, max(1.0, self.config.join_seconds))
+        """Seal write-ahead files that are old, and see to it that sealed ones become Parquet."""
+        assert self._writer is not None  # noqa: S101 - it is not called otherwise
+        if self.compacts:
+            self._later(self._compact())
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._writer.maybe_rotate()
-            if self.compacts and time.monotonic() >= next_compaction:
-                await self._compact()
-                next_compaction = time.monotonic() + COMPACT_SECONDS
 
     async def _compact(self) -> None:
-        arguments = ["feedback", str(self.config.log), "--window", f"{self.config.join_seconds:g}", "--quiet"]
-        self._compaction = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "urank", *arguments, stdin=asyncio.subprocess.DEVNULL
-        )
-        await self._compaction.wait()
-        if self._compaction.returncode:
-            logger.error(
-                "the feedback log could not be turned into Parquet (exit code %s)", self._compaction.returncode
+        """Turn what is due into Parquet now and then, in a process of its own, which takes no time from requests."""
+        while True:
+            await asyncio.sleep(COMPACT_SECONDS)
+            if not self._is_due():
+                continue
+            window = f"{self.config.join_seconds:g}"
+            self._compaction = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "urank", "feedback", str(self.config.log), "--window", window, "--quiet"),
+                stdin=asyncio.subprocess.DEVNULL,
             )
+            if await self._compaction.wait():
+                logger.warning("the feedback log was not turned into Parquet this time; the line above says why")
+
+    def _is_due(self) -> bool:
+        """Whether some write-ahead file, not the one that is written to, is older than the time to wait for clicks."""
+        assert self._writer is not None and self.config.log is not None  # noqa: S101, PT018 - it is not called otherwise
+        before = time.time() - self.config.join_seconds
+        paths = [path for path in (self.config.log / WAL).glob("*.*") if path.stem != self._writer.segment]
+        with suppress(FileNotFoundError):  # another compaction has just removed it
+            return any(path.stat().st_mtime <= before for path in paths)
+        return True

@@ -1,0 +1,547 @@
+"""The write-ahead log: what is acknowledged is read back, after kills, full disks and damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from serve.served_log import PLAIN, VALUED, OpenSegment, event, ranking, segment_name
+from urank.errors import DataError
+from urank.serve import wal
+from urank.serve.records import Columns, FeedbackRecord, RankingRecord, decode, encode, new_ranking_id, segment_of
+from urank.serve.segments import MAX_RECORD, SegmentReader, framed, is_sealed, open_segment, read_segment
+from urank.serve.wal import Writer
+
+HEADER = 12
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted((folder / "wal").glob("*.wal"))
+
+
+def payloads(folder: Path) -> list[bytes]:
+    """All that is in a log, every byte of which must be a record."""
+    found: list[bytes] = []
+    for path in segments(folder):
+        some, torn, damaged = read_segment(path)
+        assert (torn, damaged) == (0, 0)
+        found += some
+    return found
+
+
+async def until(met: Callable[[], bool]) -> None:
+    for _ in range(1_000):
+        if met():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+# reading
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), st.data())
+def test_a_write_that_was_cut_off(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("wal") / "cut"
+    whole = b"".join(map(framed, parts))
+    kept = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:kept])
+    ends = list(accumulate(HEADER + len(part) for part in parts))
+    complete = sum(end <= kept for end in ends)
+    torn = kept - ([0, *ends][complete])
+    assert read_segment(path) == (parts[:complete], torn, 0)
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40) | st.just(b"urk1" * 9), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+    st.integers(1, 60),
+    st.integers(0, 99),
+)
+@example([b"x"], 0, 13, 0)
+def test_a_damaged_stretch(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], start: int, length: int, seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("wal") / "damaged"
+    whole = bytearray(b"".join(map(framed, parts)))
+    start %= len(whole)
+    stop = min(start + length, len(whole))
+    whole[start:stop] = bytes(255 - byte for byte in whole[start:stop])
+    if seed % 2:  # garbage of another length
+        whole[start:stop] = Random(seed).randbytes(seed)
+    path.write_bytes(whole)
+    ends = list(accumulate(HEADER + len(part) for part in parts))
+    spans = list(zip(parts, [0, *ends], ends, strict=False))
+    intact = [part for part, first, end in spans if end <= start or first >= stop]
+    found, torn, damaged = read_segment(path)
+    assert found == intact
+    assert torn + damaged == len(whole) - sum(HEADER + len(part) for part in intact)
+    if stop <= spans[-1][1]:
+        assert torn == 0
+    if start >= spans[-1][1]:
+        assert damaged == 0
+
+
+def test_damage_longer_than_what_is_looked_at_once(tmp_path: Path) -> None:
+    record = framed(b"whole")
+    for length in (2**20 - 2, 2**20 - 1, 2**20, 2 * 2**20 - 5):  # the magic lies across the border of blocks
+        (tmp_path / "long").write_bytes(record + b"\x00" * length + record)
+        assert read_segment(tmp_path / "long") == ([b"whole", b"whole"], 0, length)
+
+
+def test_a_length_in_garbage_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "garbage"
+    huge = [b"urk1" + length.to_bytes(4, "little") + b"\x00" * 8 for length in (2**32 - 1, MAX_RECORD, MAX_RECORD + 1)]
+    record = framed(b"whole")
+    with path.open("wb") as file:
+        file.write(b"".join(huge) + record)
+        file.truncate(5 * 2**30)  # a hole, so that the length is within the file
+    tracemalloc.start()
+    found = next(iter(SegmentReader(path)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == b"whole"
+    assert peak < 1.5 * MAX_RECORD  # of the three lengths, one is that of a record that may be
+    path.write_bytes(b"".join(huge) + record)
+    assert read_segment(path) == ([b"whole"], 0, 3 * 16)
+
+
+def test_what_no_record_may_be(tmp_path: Path) -> None:
+    for payload in (b"", bytes(MAX_RECORD + 1)):
+        with pytest.raises(DataError, match=r"a record must have from 1 to 67,108,864 bytes; got"):
+            framed(payload)
+    (tmp_path / "empty").write_bytes(b"urk1" + bytes(8))  # the magic, no bytes, and their checksum
+    assert read_segment(tmp_path / "empty") == ([], 12, 0)
+
+
+# sealing
+
+
+def test_a_segment_is_sealed_when_its_owner_lets_go(tmp_path: Path) -> None:
+    segment = OpenSegment(tmp_path, segment_name(1))
+    assert not is_sealed(segment.path)
+    segment.write(PLAIN)
+    assert not is_sealed(segment.path)
+    segment.seal()
+    assert is_sealed(segment.path)
+    assert not is_sealed(tmp_path / "absent.wal")
+    with pytest.raises(FileExistsError):
+        open_segment(segment.path)
+
+
+def test_an_empty_file_is_removed_without_harm_to_its_owner(tmp_path: Path) -> None:
+    """The owner has created its file and not yet locked it when it is found."""
+    path = tmp_path / "empty.wal"
+    path.touch()
+    assert not is_sealed(path)
+    assert not path.exists()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for each in tmp_path.glob("*.wal"):
+                is_sealed(each)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for number in range(300):
+            handle = open_segment(tmp_path / f"{number}.wal")
+            os.write(handle, b"x")
+            os.close(handle)
+    finally:
+        stop.set()
+        looking.join()
+    assert len(list(tmp_path.glob("*.wal"))) == 300
+
+
+# writing
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        await asyncio.wait_for(work(), 60)  # who is forgotten would wait for ever
+
+    asyncio.run(within())
+
+
+def test_what_is_awaited_is_on_the_disk(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path / "deep" / "log")
+        made = ranking(writer.segment)
+        await writer.append([encode(made)], PLAIN)
+        assert [decode(each) for each in payloads(tmp_path / "deep" / "log")[:-1]] == [PLAIN]
+        await writer.append([encode(event(made, "a")), encode(event(made, "b"))])
+        await writer.append([])
+        columns, first, *events = [decode(each) for each in payloads(tmp_path / "deep" / "log")]
+        assert isinstance(first, RankingRecord)
+        assert (columns, first.ranking_id, events) == (PLAIN, made.ranking_id, [event(made, "a"), event(made, "b")])
+        assert segments(tmp_path / "deep" / "log")[0].stem == segment_of(made.ranking_id)
+        assert (writer.waiting, writer.healthy) == (0, True)
+        await writer.close()
+
+    run(work)
+
+
+def test_nothing_is_created_for_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path, segment_seconds=0.0)
+        first = writer.segment
+        writer.maybe_rotate()
+        assert writer.segment != first
+        await writer.close()
+
+    run(work)
+    assert segments(tmp_path) == []
+
+
+def test_many_at_once_in_many_segments(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def client(writer: Writer, number: int) -> None:
+        for turn in range(20):
+            made = ranking(writer.segment, seed=number)
+            waiter = writer.append([encode(made)], [PLAIN] if (number + turn) % 2 else [VALUED, PLAIN])
+            ids.append(made.ranking_id)
+            await waiter
+
+    async def work() -> None:
+        writer = Writer(tmp_path, segment_bytes=4_000)
+        await asyncio.gather(*[client(writer, number) for number in range(20)])
+        await writer.close()
+
+    run(work)
+    assert len(segments(tmp_path)) > 10
+    found: list[str] = []
+    for path in segments(tmp_path):
+        assert is_sealed(path)
+        known: list[Columns] = []
+        for record in map(decode, read_segment(path)[0]):
+            if isinstance(record, Columns):
+                known.append(record)
+            else:
+                assert isinstance(record, RankingRecord)
+                assert segment_of(record.ranking_id) == path.stem
+                assert record.columns in {each.digest for each in known}
+                found.append(record.ranking_id)
+        assert len(known) == len(set(known)) <= 2
+    assert sorted(found) == sorted(ids)
+    assert len(set(ids)) == 400
+
+
+def test_those_who_come_while_the_disk_is_busy_share_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, free, syncs = threading.Event(), threading.Event(), []
+
+    def slow(handle: int) -> None:
+        syncs.append(os.fstat(handle).st_size)
+        busy.set()
+        assert free.wait(30)
+        os.fsync(handle)
+
+    monkeypatch.setattr(wal, "_sync", slow)
+
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        first = writer.append([b"first"])
+        await until(busy.is_set)
+        others = [writer.append([b"other"]) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert not first.done()
+        free.set()
+        await asyncio.gather(first, *others)
+        await writer.close()
+
+    run(work)
+    one = HEADER + 5
+    assert syncs == [one, 101 * one]
+    assert payloads(tmp_path) == [b"first", *[b"other"] * 100]
+
+
+def test_an_idle_segment_is_sealed_by_age(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path, segment_seconds=0.1)
+        used = writer.segment
+        await writer.append([b"one"])
+        path = tmp_path / "wal" / f"{used}.wal"
+        assert not is_sealed(path)
+        await asyncio.sleep(0.1)
+        assert not is_sealed(path)
+        writer.maybe_rotate()
+        await until(lambda: is_sealed(path))
+        assert writer.segment != used
+        await writer.append([b"two"])
+        assert len(segments(tmp_path)) == 2
+        await writer.close()
+
+    run(work)
+    assert payloads(tmp_path) == [b"one", b"two"]
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk does: a write stops short, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        await writer.append([b"before" * 10])
+        failed_segment = writer.segment
+        with files_no_larger_than(10_000):
+            waiters = [
+                writer.append([bytes([number]) * 4_000 for number in range(3)]),
+                writer.append([b"same segment"]),
+            ]
+            outcomes = await asyncio.gather(*waiters, return_exceptions=True)
+            assert [str(each) for each in outcomes] == [
+                f"the feedback log {tmp_path} cannot be written: File too large",
+            ] * 2
+            assert all(isinstance(each, DataError) for each in outcomes)
+            assert (writer.healthy, writer.waiting) == (False, 0)
+            assert writer.segment != failed_segment
+            second = writer.segment
+            with pytest.raises(DataError, match="cannot be written: File too large"):
+                await writer.append([b"x" * 20_000])
+            assert not (tmp_path / "wal" / f"{second}.wal").exists()  # nothing in it was ever acknowledged
+            await writer.append([b"small"])
+            assert writer.healthy
+        await writer.append([b"after"])
+        await writer.close()
+        assert is_sealed(tmp_path / "wal" / f"{failed_segment}.wal")
+
+    run(work)
+    assert payloads(tmp_path) == [b"before" * 10, b"small", b"after"]  # and no byte of what failed
+
+
+def test_what_comes_before_the_failure_is_known_is_not_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk recovers between two groups of one segment: what failed left a gap, so the second must fail too."""
+
+    def fails_once(handle: int) -> None:
+        monkeypatch.setattr(wal, "_sync", os.fsync)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(wal, "_sync", fails_once)
+
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        first = writer.append([b"first"])
+        while wal._sync is fails_once:  # without giving the loop a chance to hear of it
+            time.sleep(0.001)
+        second = writer.append([b"second"])
+        outcomes = await asyncio.gather(first, second, return_exceptions=True)
+        assert [str(each)[-18:] for each in outcomes] == ["Input/output error"] * 2
+        await writer.append([b"third"])
+        await writer.close()
+
+    run(work)
+    assert payloads(tmp_path) == [b"third"]
+
+
+def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        (tmp_path / "wal").rmdir()
+        with pytest.raises(DataError, match=r"cannot be written: No such file or directory"):
+            await writer.append([b"lost"])
+        assert not writer.healthy
+        (tmp_path / "wal").mkdir()
+        await writer.append([b"kept"])
+        assert writer.healthy
+        await writer.close()
+
+    run(work)
+    assert payloads(tmp_path) == [b"kept"]
+    (tmp_path / "file").touch()
+
+    async def on_a_file() -> None:
+        with pytest.raises(DataError, match=r"the feedback log .*file cannot be written: Not a directory"):
+            Writer(tmp_path / "file")
+
+    run(on_a_file)
+
+
+def test_it_hears_of_a_disk_that_recovers_without_being_asked(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        (tmp_path / "wal").rmdir()
+        with pytest.raises(DataError):
+            await writer.append([b"lost"])
+        for _ in range(3):
+            writer.maybe_rotate()
+            await until(lambda: writer.waiting == 0)
+            assert not writer.healthy
+        (tmp_path / "wal").mkdir()
+        writer.maybe_rotate()
+        await until(lambda: writer.healthy)
+        writer.maybe_rotate()  # now there is nothing to try
+        await writer.append([b"kept"])
+        await writer.close()
+
+    run(work)
+    tried, kept = payloads(tmp_path)
+    assert decode(tried) == Columns((), (), value=False, explored=False)
+    assert kept == b"kept"
+
+
+def test_columns_are_told_again_after_a_failure(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path)
+        (tmp_path / "wal").rmdir()
+        with pytest.raises(DataError):
+            await writer.append([encode(ranking(writer.segment))], PLAIN)
+        (tmp_path / "wal").mkdir()
+        await writer.append([encode(ranking(writer.segment))], PLAIN)
+        await writer.close()
+
+    run(work)
+    columns, made = map(decode, payloads(tmp_path))
+    assert columns == PLAIN
+    assert isinstance(made, RankingRecord)
+
+
+def test_too_much_that_waits_is_refused_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path, backlog_bytes=1_000)
+        first = writer.append([b"x" * 900])
+        with pytest.raises(DataError, match=r"cannot be written fast enough: 912 bytes wait"):
+            writer.append([b"y" * 900], PLAIN)
+        await first
+        await writer.append([b"z" * 100, encode(ranking(writer.segment))], PLAIN)  # which are not forgotten
+        await writer.close()
+        with pytest.raises(DataError, match="is closed"):
+            writer.append([b"late"])
+        await writer.close()
+
+    run(work)
+    assert [each[:1] for each in payloads(tmp_path)] == [b"x", b"\x01", b"z", b"\x02"]
+
+
+def test_who_stops_waiting_does_not_disturb_the_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path)
+
+        async def wait(payload: bytes) -> None:
+            await writer.append([payload])
+
+        tasks = [asyncio.create_task(wait(bytes([number]))) for number in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert outcomes[1::2] == [None] * 10
+        await writer.append([b"after"])
+        assert writer.waiting == 0
+        await writer.close()
+
+    run(work)
+    assert payloads(tmp_path) == [*[bytes([number]) for number in range(20)], b"after"]
+
+
+def test_a_loop_that_is_closed_first(tmp_path: Path) -> None:
+    kept: list[Writer] = []
+
+    async def work() -> None:
+        kept.append(Writer(tmp_path))
+        await kept[0].append([b"one"])
+        kept[0].append([b"nobody waits"])
+
+    run(work)
+    kept[0].append([b"nobody can"])  # by now there is no loop to tell, and the thread may have seen that before
+    kept[0]._thread.join(30)
+    assert not kept[0]._thread.is_alive()
+    assert payloads(tmp_path)[:2] == [b"one", b"nobody waits"]
+    assert is_sealed(segments(tmp_path)[0])
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from serve.served_log import PLAIN, event, ranking
+from urank.serve.records import encode
+from urank.serve.wal import Writer
+
+async def client(writer, number):
+    while True:
+        made = ranking(writer.segment)
+        await writer.append([encode(made)], PLAIN)
+        print(made.ranking_id, flush=True)
+        await writer.append([encode(event(made, "b", time_us=number))])
+        print(made.ranking_id + " b", flush=True)
+
+async def work():
+    writer = Writer(Path(sys.argv[1]), segment_bytes=20_000, segment_seconds=0.2)
+    await asyncio.gather(*[client(writer, number) for number in range(8)])
+
+asyncio.run(work())
+"""
+
+
+def test_kill(tmp_path: Path) -> None:
+    """A process that appends is killed again and again: each id that it printed was acknowledged, so it is there."""
+    printed: set[str] = set()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    for turn in range(10):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert child.stdout is not None
+        with child, child.stdout as lines:
+            told = [lines.readline() for _ in range(50 + 37 * turn)]
+            assert not all(map(is_sealed, segments(tmp_path)))
+            child.send_signal(signal.SIGKILL)
+            told += lines.readlines()
+        assert child.returncode == -signal.SIGKILL
+        printed |= {line.strip() for line in told if line.endswith("\n")}
+    found: set[str] = set()
+    for path in segments(tmp_path):
+        assert is_sealed(path)
+        some, _, damaged = read_segment(path)
+        assert damaged == 0
+        for record in map(decode, some):
+            if isinstance(record, RankingRecord):
+                found.add(record.ranking_id)
+            elif isinstance(record, FeedbackRecord):
+                found.add(f"{record.ranking_id} {record.item_id}")
+    assert len(printed) > 10 * 50
+    assert printed <= found
+
+
+def test_ids_belong_to_the_segment_of_the_next_append(tmp_path: Path) -> None:
+    async def work() -> None:
+        writer = Writer(tmp_path, segment_bytes=1)  # every append is the last of its segment
+        for _ in range(5):
+            ids = [new_ranking_id(writer.segment) for _ in range(2)]
+            waiter = writer.append([each.encode() for each in ids])
+            assert segment_of(ids[0]) != writer.segment
+            await waiter
+            path = tmp_path / "wal" / f"{segment_of(ids[0])}.wal"
+            assert read_segment(path)[0] == [each.encode() for each in ids]
+        await writer.close()
+
+    run(work)
