@@ -21,7 +21,20 @@ from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 REAL_DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data"))
-PACKAGES = ("urank", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "torch", "lightgbm", "onnxruntime")
+PACKAGES = (
+    "urank",
+    "numpy",
+    "polars",
+    "pyarrow",
+    "scikit-learn",
+    "scipy",
+    "torch",
+    "lightgbm",
+    "onnxruntime",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,15 @@ from urank.serve.runtime import MISSING, Items
 __all__ = ["ARROW_TYPE", "read_lists", "write_rankings"]
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
+_MOST_MESSAGES = 10_000
 _OWN = ("query_id", "item_id", "value", "user_id", "positions", "method")
+
+# Kinds of columns by number, which is looked up faster than asked for by name when there are hundreds of columns.
+_FLOAT = pa.float32().id
+_TEXTS = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
+_WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_NUMBERS = frozenset(kind.id for kind in (*_WHOLE, pa.float16(), pa.float32(), pa.float64(), pa.null()))
+_SHARED = frozenset({pa.string_view().id, pa.dictionary(pa.int8(), pa.string()).id})
 
 
 def read_lists(body: bytes, reader: Reader) -> Lists:
@@ -100,13 +108,17 @@ def _read(body: bytes, reader: Reader) -> pa.Table:
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError, struct.error):
         raise Problem(400, "the body is not an Arrow IPC stream") from None
-    plain = [
-        pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
-        if pa.types.is_dictionary(column.type)
-        else column
-        for column in table.columns
-    ]
-    return pa.table(plain, table.column_names).combine_chunks()
+    if any(field.type.id in _SHARED for field in table.schema):
+        table = pa.table([_decoded(column) for column in table.columns], table.column_names)
+    return table.combine_chunks()
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column without dictionaries, and without views, which not all of Arrow's functions know."""
+    if pa.types.is_dictionary(column.type):
+        kind = pa.large_string() if _is_text(column.type.value_type) else column.type.value_type
+        return pa.chunked_array([chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks], kind)
+    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
 
 
 def _named(table: pa.Table, reader: Reader) -> pa.Table:
@@ -115,8 +127,8 @@ def _named(table: pa.Table, reader: Reader) -> pa.Table:
         raise Problem(422, "a stream needs at least one candidate")
     if table.num_rows > reader.limits.rows:
         raise Problem(422, f"a batch has at most {reader.limits.rows} candidates in all; got {table.num_rows}")
-    names, needed = table.column_names, ("query_id", "item_id", *reader.numeric, *reader.categorical)
-    if len(set(names)) != len(names):
+    names, needed = dict.fromkeys(table.column_names), ("query_id", "item_id", *reader.numeric, *reader.categorical)
+    if len(names) != table.num_columns:
         raise Problem(422, "a column may be there once")
     known = dict.fromkeys((*needed, *_OWN))
     errors = [(name, "is needed") for name in needed if name not in names]
@@ -133,7 +145,9 @@ def _refuse_compressed(body: bytes) -> None:
     PyArrow does not tell, so the field `compression` of each RecordBatch (Arrow's Message.fbs describes it) is looked
     up in the flatbuffer of its message. Before version 5 a note beside the message could say it too.
     """
-    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(pa.BufferReader(body))):
+        if number == _MOST_MESSAGES:
+            raise Problem(422, f"a stream has at most {_MOST_MESSAGES} messages; send more rows in each")
         if message.metadata_version < pa.ipc.MetadataVersion.V5:
             raise Problem(415, "an Arrow IPC stream must be of metadata version 5, which Arrow has written since 1.0")
         header = message.metadata.to_pybytes()
@@ -148,11 +162,13 @@ def _refuse_compressed(body: bytes) -> None:
 def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
     """Refuse texts that are longer in all than a body may be: a dictionary, or a view, lets many rows share one."""
     total = 0
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
-            raise Problem(422, "a column must hold numbers or texts", [(name, f"is {str(column.type)[:60]}")])
-        for chunk in column.chunks:
+    for place, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not (_is_number(kind) or _is_text(kind) or pa.types.is_boolean(kind)):
+            raise Problem(422, "a column must hold numbers or texts", [(field.name, f"is {str(field.type)[:60]}")])
+        if field.type.id not in _SHARED:
+            continue
+        for chunk in table.column(place).chunks:
             if pa.types.is_dictionary(chunk.type):
                 total += int(_lengths(chunk.dictionary).sum())
                 lengths = pa.array(_lengths(chunk.dictionary)).take(chunk.indices)
@@ -165,12 +181,12 @@ def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
 
 def _lengths(texts: pa.Array) -> NDArray[np.int64]:
     """The bytes of each text, or what is no less; 0 for what is no text."""
+    if len(texts) == 0 or not _is_text(texts.type):
+        return np.zeros(len(texts), dtype=np.int64)
     if pa.types.is_string_view(texts.type):
         views = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: 4 * (texts.offset + len(texts))]
         return np.abs(views.reshape(-1, 4)[texts.offset :, 0].astype(np.int64))
-    if not _is_text(texts.type):
-        return np.zeros(len(texts), dtype=np.int64)
-    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    lengths: NDArray[Any] = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
     return np.abs(lengths.astype(np.int64))
 
 
@@ -188,9 +204,7 @@ def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
 
 
 def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items:
-    numeric = np.empty((table.num_rows, len(reader.numeric)), dtype=np.float32)
-    for place, name in enumerate(reader.numeric):
-        numeric[:, place] = _numbers(table, name)
+    numeric = _matrix(table.select(list(reader.numeric)))
     if np.isinf(numeric).any():
         place = int(np.isinf(numeric).any(axis=0).argmax())
         raise Problem(422, "numbers must be finite and fit 32 bits", [(reader.numeric[place], "is infinite")])
@@ -200,13 +214,17 @@ def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items
     return Items(numeric, categorical, _values(table), offsets)
 
 
-def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
-    column = table[name]
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_null)
-    if not any(is_kind(column.type) for is_kind in kinds):
-        raise Problem(422, "a numeric feature needs numbers", [(name, f"is {str(column.type)[:60]}")])
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused
-        return pc.fill_null(column.cast(pa.float32(), safe=False), float("nan")).to_numpy()  # type: ignore[no-any-return]
+def _matrix(table: pa.Table) -> NDArray[np.float32]:
+    """Columns of numbers `[rows, columns]`, NaN where one is missing, infinite where one does not fit 32 bits."""
+    for field in table.schema:
+        if not _is_number(field.type):
+            raise Problem(422, "a numeric feature needs numbers", [(field.name, f"is {str(field.type)[:60]}")])
+    if table.num_columns == 0:
+        return np.empty((table.num_rows, 0), dtype=np.float32)
+    if any(field.type.id != _FLOAT for field in table.schema):
+        table = table.cast(pa.schema([(name, pa.float32()) for name in table.column_names]), safe=False)
+    batch = table.combine_chunks().to_batches()[0]
+    return np.ascontiguousarray(batch.to_tensor(null_to_nan=True).to_numpy())
 
 
 def _categories(table: pa.Table, name: str) -> list[str]:
@@ -214,18 +232,15 @@ def _categories(table: pa.Table, name: str) -> list[str]:
     kind = column.type
     if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
         raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
-    if _is_text(kind) or pa.types.is_null(kind):
+    if _is_text(kind):
         return [MISSING if each is None else each for each in column.to_pylist()]
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        values = column.to_pylist()
-        return [MISSING if each is None or each != each else category_text(each) for each in values]
-    raise Problem(422, "a categorical feature needs text", [(name, f"is {str(kind)[:60]}")])
+    return [MISSING if each is None or each != each else category_text(each) for each in column.to_pylist()]
 
 
 def _values(table: pa.Table) -> NDArray[np.float32]:
     if "value" not in table.column_names:
         return np.ones(table.num_rows, dtype=np.float32)
-    values = np.array(_numbers(table, "value"), dtype=np.float32)
+    values = _matrix(table.select(["value"]))[:, 0].copy()
     if table["value"].null_count:
         values[pc.is_null(table["value"]).to_numpy()] = 1.0
     if not ((values >= 0) & (values <= MAX_VALUE)).all():
@@ -241,13 +256,17 @@ def _texts(table: pa.Table, name: str) -> list[str]:
     elif not _is_text(column.type):
         raise Problem(422, f"{name} must be text or whole numbers", [(name, f"is {str(column.type)[:60]}")])
     texts: list[str] = column.to_pylist()
-    if column.null_count or any(not 0 < len(text) <= MAX_TEXT for text in texts):
+    if column.null_count or not 0 < min(map(len, texts)) <= max(map(len, texts)) <= MAX_TEXT:
         raise Problem(422, f"{name} must have 1 to {MAX_TEXT} characters everywhere", [(name, "is empty or too long")])
     return texts
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return kind.id in _TEXTS
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return kind.id in _NUMBERS
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[Any]:

@@ -148,8 +148,7 @@ class Reader:
         if not self.ignore_unknown:
             wrong += [(name[:100], "is not a feature of the model") for name in row if name not in known]
         for name in self.numeric:
-            value = row.get(name)
-            if value is not None and (isinstance(value, str | bool) or abs(value) > np.finfo(np.float32).max):
+            if name in row and not _fits(row[name]):
                 wrong.append((name, "must be a number that fits 32 bits, or null"))
         return sorted(wrong)
 
@@ -198,6 +197,15 @@ def _number(value: Any) -> float:
     if isinstance(value, str | bool):
         raise TypeError
     return float(value)
+
+
+def _fits(value: Any) -> bool:
+    """Whether a value is a number of 32 bits, or missing."""
+    try:
+        struct.pack("=f", _number(value))
+    except (TypeError, OverflowError):
+        return False
+    return True
 
 
 def _getter(names: Sequence[str]) -> Callable[[Row], tuple[Any, ...]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ MISSING = "\x00missing"
 """Stands for a missing category: ONNX has no missing text, and no vocabulary holds this."""
 
 _TRIES = 5
+_PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +118,20 @@ class ServedModel:
     def order(
         self,
         items: Items,
-        table: NDArray[np.float32],
+        table: NDArray[np.float32] | None,
         scores: NDArray[np.float32] | None,
         *,
         method: Method,
         positions: int,
     ) -> NDArray[np.int64]:
-        """The 1-based position `[rows]` of each item in its list, of which this many positions are shown."""
+        """The 1-based position `[rows]` of each item in its list, of which this many positions are shown.
+
+        Ranking by score needs the scores, other methods the table.
+        """
         if method == "score":
             assert scores is not None  # noqa: S101 - `check_method` has seen to it
             return positions_in_lists(scores, items.offsets)
+        assert table is not None  # noqa: S101 - it is needed
         return positions_in_lists(worth(table[:, :positions], items.value, method), items.offsets)
 
 
@@ -143,17 +149,17 @@ def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
     files = _read_files(folder)
     try:
         manifest = json.loads(files["manifest.json"])
-        featurizer = Featurizer.from_dict(json.loads(files["features.json"]))
+        featurizer = _featurizer(json.loads(files["features.json"]))
         model = ServedModel(
             version=_version(files),
             manifest=manifest,
             featurizer=featurizer,
-            clicks=_session(files["clicks.onnx"], threads),
+            clicks=_session(files["clicks.onnx"], featurizer, threads),
             scorer=_scorer(manifest["scorer"], files, featurizer, threads),
         )
         _try(model)
-    except UrankError:
-        raise
+    except UrankError as error:
+        raise DataError(f"{folder} is damaged and cannot be served: {error}") from error
     except Exception as error:  # what a damaged graph raises is of many kinds
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be served ({type(error).__name__}: {reason})") from error
@@ -162,32 +168,76 @@ def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
 
 def _read_files(folder: Path) -> dict[str, bytes]:
     """The files of one artifact, also when another takes its name meanwhile."""
-    for _ in range(_TRIES):
-        before = _identity(folder)
-        manifest = read_manifest(folder)
-        scorer = manifest.get("scorer") or {}
-        names = ["manifest.json", "features.json", "clicks.onnx"]
-        if scorer:
-            names.append("scorer.txt" if scorer.get("family") == "trees" else "scorer.onnx")
+    for left in reversed(range(_TRIES)):
         try:
-            files = {name: (folder / name).read_bytes() for name in names}
-        except OSError as error:
-            if _identity(folder) == before:
-                name = Path(str(error.filename)).name
-                raise DataError(f"{folder} cannot be served: {name} cannot be read ({error.strerror})") from error
+            manifest = read_manifest(folder)
+        except RecursionError as error:
+            raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
+        except DataError:
+            if folder.exists() or not left:
+                raise
+            time.sleep(_PAUSE_SECONDS)  # one folder has gone, and the next is about to come
             continue
-        if _identity(folder) == before:
+        files = _read_at_once(folder, _names(manifest))
+        if files is not None and _is_json_of(files["manifest.json"], manifest):
             return files
     raise DataError(f"{folder} changes while it is read")
 
 
-def _identity(folder: Path) -> tuple[int, int, int]:
-    """What tells a folder from another of its name, and its manifest from another."""
+def _names(manifest: Mapping[str, Any]) -> list[str]:
+    """The files that a model of this kind is served from."""
+    names, scorer = ["manifest.json", "features.json", "clicks.onnx"], manifest.get("scorer")
+    if isinstance(scorer, dict) and scorer:
+        names.append("scorer.txt" if scorer.get("family") == "trees" else "scorer.onnx")
+    return names
+
+
+def _read_at_once(folder: Path, names: Sequence[str]) -> dict[str, bytes] | None:
+    """Files of a folder as they are at one time; none when they are deleted or written to meanwhile.
+
+    They are read through one handle of the folder: paths could lead to another folder of that name, and back again to
+    the first, between one file and the next.
+    """
+    handle = -1
     try:
-        manifest = (folder / "manifest.json").stat()
-        return folder.stat().st_ino, manifest.st_ino, manifest.st_mtime_ns
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        before = _identities(handle, names)
+        files = {name: _read_in(handle, name) for name in names}
+        return files if _identities(handle, names) == before else None
+    except OSError as error:
+        if handle != -1 and not _is_still(folder, handle):
+            return None
+        name = Path(str(error.filename)).name
+        raise DataError(f"{folder} cannot be served: {name} cannot be read ({error.strerror})") from error
+    finally:
+        if handle != -1:
+            os.close(handle)
+
+
+def _read_in(handle: int, name: str) -> bytes:
+    with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=handle)) as file:
+        return file.read()
+
+
+def _identities(handle: int, names: Sequence[str]) -> list[tuple[int, int, int]]:
+    """What tells files from others of their names, and from what they were before."""
+    found = [os.stat(name, dir_fd=handle) for name in names]
+    return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
+
+
+def _is_still(folder: Path, handle: int) -> bool:
+    """Whether a folder is the one that was opened."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(handle))
     except OSError:
-        return 0, 0, 0
+        return False
+
+
+def _is_json_of(content: bytes, value: Any) -> bool:
+    try:
+        return bool(json.loads(content) == value)
+    except ValueError:
+        return False
 
 
 def _version(files: Mapping[str, bytes]) -> str:
@@ -199,13 +249,31 @@ def _version(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _session(graph: bytes, threads: int) -> ort.InferenceSession:
+def _featurizer(values: Mapping[str, Any]) -> Featurizer:
+    """The features, if each has a name of its own and every category is text."""
+    featurizer = Featurizer.from_dict(values)
+    names = featurizer.names
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise DataError("each feature must have a name of its own; features.json has other names")
+    vocabularies = [entry["vocabulary"] for entry in values["categorical"]]
+    if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in vocabularies):
+        raise DataError("a vocabulary must be a list of texts; features.json has another")
+    return featurizer
+
+
+def _session(graph: bytes, featurizer: Featurizer, threads: int) -> ort.InferenceSession:
+    """A graph that takes these features."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong with a graph is raised; nothing else is to be told
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    wanted = {"numeric": len(featurizer.numeric), "categorical": len(featurizer.categorical)}
+    taken = {entry.name: entry.shape[-1] for entry in session.get_inputs() if entry.name in wanted}
+    if taken != wanted:
+        raise DataError(f"the graphs must take the features of features.json, {wanted}; one takes {taken}")
+    return session
 
 
 def _scorer(
@@ -215,7 +283,7 @@ def _scorer(
         return None
     if entry["family"] == "trees":
         return _trees(files["scorer.txt"].decode("utf-8"), featurizer, takes_value=entry["takes_value"])
-    session = _session(files["scorer.onnx"], threads)
+    session = _session(files["scorer.onnx"], featurizer, threads)
     return lambda items: _run(session, items)
 
 
@@ -223,6 +291,7 @@ def _trees(text: str, featurizer: Featurizer, *, takes_value: bool) -> Scores:
     """What gives the scores of LightGBM trees."""
     from urank.trees import TreeModel  # LightGBM is slow to load, and most models do without
 
+    _check_whole(text)
     extra = "value" if takes_value else None
     model = TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
     vocabularies = [
@@ -236,6 +305,20 @@ def _trees(text: str, featurizer: Featurizer, *, takes_value: bool) -> Scores:
         return model.predict(Inputs(items.numeric, numbers), items.value)
 
     return scores
+
+
+def _check_whole(text: str) -> None:
+    """Refuse trees that were cut off: LightGBM ends the whole process over some of these.
+
+    The head tells the length of each tree, and after the last one the text says that it was.
+    """
+    head, _, trees = text.partition("\n\n")
+    sizes = next((line.partition("=")[2] for line in head.splitlines() if line.startswith("tree_sizes=")), "")
+    ends = np.cumsum([0, *map(int, sizes.split())]).tolist()
+    rest = trees[ends[-1] :]
+    whole = rest.lstrip("\n").startswith("end of trees\n") and "\nend of parameters\n" in rest
+    if not whole or not all(trees.startswith("Tree=", start) for start in ends[:-1]):
+        raise DataError("scorer.txt must be the whole text of a LightGBM model; it is cut off")
 
 
 def _run(session: ort.InferenceSession, items: Items) -> NDArray[np.float32]:
@@ -252,6 +335,9 @@ def _run(session: ort.InferenceSession, items: Items) -> NDArray[np.float32]:
 
 def _try(model: ServedModel) -> None:
     """Refuse a model that gives nothing of use for two candidates without any feature."""
+    name, positions = model.manifest["name"], model.manifest["positions"]
+    if not isinstance(name, str) or type(positions) is not int:
+        raise DataError(f"the name must be text, and the positions a number; got {name!r} and {positions!r}")
     model.check_method(model.manifest["method"])
     featurizer = model.featurizer
     items = Items(

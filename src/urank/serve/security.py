@@ -110,7 +110,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """
     too_large = Problem(413, f"a body has at most {limits.body_bytes} bytes", headers={"Connection": "close"})
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body_bytes:
         raise too_large
     parts: list[bytes] = []
     size = 0
