@@ -8,18 +8,20 @@ The rows of a list lie together, and what belongs to a list is that of its first
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from urank.log.cells import feature_expr
 from urank.log.lists import offsets_of_runs
 from urank.rankers.order import METHODS, Method
 from urank.serve.bodies import MAX_POSITIONS, MAX_TEXT, MAX_VALUE, Limits
-from urank.serve.items import Lists, Reader, category_text, check_sizes
+from urank.serve.items import Lists, Reader, check_sizes
 from urank.serve.problems import Problem
 from urank.serve.ranking import Shown
 from urank.serve.runtime import MISSING, Items
@@ -61,7 +63,7 @@ def read_lists(body: bytes, reader: Reader) -> Lists:
         methods=[_method(each) for each in _firsts(table, "method", first)],
         item_ids=items,
         items=_items(table, reader, offsets),
-        valued=["value" in table.column_names] * len(first),
+        valued=[_has(table, "value")] * len(first),
     )
 
 
@@ -69,30 +71,29 @@ def write_rankings(shown: Sequence[Shown], lists: Lists, ranking_ids: Sequence[s
     """The stream of an answer."""
     lengths = [len(each.rows) for each in shown]
 
-    def repeated(texts: Sequence[str | None]) -> pa.Array:
-        return pa.array(texts, pa.string()).take(pa.array(np.repeat(np.arange(len(texts)), lengths)))
+    def repeated(texts: Iterable[str | None]) -> pa.Array:
+        pairs = zip(texts, lengths, strict=True)
+        return pa.array([text for text, length in pairs for _ in range(length)], pa.string())
 
-    rows = np.concatenate([each.rows for each in shown])
     scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in shown]
     score, click = np.concatenate(scores), np.concatenate([each.click for each in shown])
-    table = pa.table(
-        {
-            "ranking_id": repeated(ranking_ids),
-            "query_id": repeated([lists.query_ids[each.number] for each in shown]),
-            "item_id": pa.array(lists.item_ids, pa.string()).take(pa.array(rows)),
-            "position": pa.array(np.concatenate([np.arange(1, length + 1, dtype=np.int32) for length in lengths])),
-            "score": pa.array(score, mask=np.isnan(score)),
-            "click": pa.array(click, mask=np.isnan(click)),
-            "utility": pa.array(np.concatenate([each.utility for each in shown])),
-            "method": repeated([each.method for each in shown]),
-            "policy": repeated([each.policy for each in shown]),
-            "arm": repeated([each.arm for each in shown]),
-            "model": repeated([each.model.version for each in shown]),
-        }
-    )
+    columns = {
+        "ranking_id": repeated(ranking_ids),
+        "query_id": repeated(lists.query_ids[each.number] for each in shown),
+        "item_id": pa.array([lists.item_ids[row] for each in shown for row in each.rows.tolist()], pa.string()),
+        "position": pa.array([k for length in lengths for k in range(1, length + 1)], pa.int32()),
+        "score": pa.array(score, mask=np.isnan(score)),
+        "click": pa.array(click, mask=np.isnan(click)),
+        "utility": pa.array(np.concatenate([each.utility for each in shown])),
+        "method": repeated(each.method for each in shown),
+        "policy": repeated(each.policy for each in shown),
+        "arm": repeated(each.arm for each in shown),
+        "model": repeated(each.model.version for each in shown),
+    }
+    batch = pa.record_batch(columns)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -232,13 +233,13 @@ def _categories(table: pa.Table, name: str) -> list[str]:
     kind = column.type
     if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
         raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
-    if _is_text(kind):
-        return [MISSING if each is None else each for each in column.to_pylist()]
-    return [MISSING if each is None or each != each else category_text(each) for each in column.to_pylist()]
+    frame = pl.DataFrame({name: pl.Series(column)})
+    texts = frame.select(feature_expr(name, name, None, frame.dtypes[0], categorical=True)).to_series()
+    return texts.fill_null(MISSING).to_list()
 
 
 def _values(table: pa.Table) -> NDArray[np.float32]:
-    if "value" not in table.column_names:
+    if not _has(table, "value"):
         return np.ones(table.num_rows, dtype=np.float32)
     values = _matrix(table.select(["value"]))[:, 0].copy()
     if table["value"].null_count:
@@ -259,6 +260,10 @@ def _texts(table: pa.Table, name: str) -> list[str]:
     if column.null_count or not 0 < min(map(len, texts)) <= max(map(len, texts)) <= MAX_TEXT:
         raise Problem(422, f"{name} must have 1 to {MAX_TEXT} characters everywhere", [(name, "is empty or too long")])
     return texts
+
+
+def _has(table: pa.Table, name: str) -> bool:
+    return bool(table.schema.get_field_index(name) >= 0)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -283,7 +288,7 @@ def _check_items(table: pa.Table, items: Sequence[str], offsets: NDArray[np.int6
 
 def _firsts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]:
     """What the first row of each list says."""
-    if name not in table.column_names or pa.types.is_null(table[name].type):
+    if not _has(table, name) or pa.types.is_null(table[name].type):
         return [None] * len(rows)
     part = table.select([name]).take(pa.array(rows))
     if part[name].null_count == len(rows):
@@ -294,7 +299,7 @@ def _firsts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]
 
 
 def _positions(table: pa.Table, rows: Sequence[int]) -> list[int | None]:
-    if "positions" not in table.column_names or pa.types.is_null(table["positions"].type):
+    if not _has(table, "positions") or pa.types.is_null(table["positions"].type):
         return [None] * len(rows)
     column = table["positions"]
     if not pa.types.is_integer(column.type):

@@ -20,14 +20,14 @@ from urank.errors import UrankError
 from urank.serve.arrow import ARROW_TYPE, read_lists, write_rankings
 from urank.serve.bodies import FeedbackBody
 from urank.serve.docs import docs_page
-from urank.serve.items import Lists
+from urank.serve.explain import explain
 from urank.serve.metrics import METRICS_TYPE
 from urank.serve.openapi import body_models, describe
 from urank.serve.parsing import content_type, parse, parse_rank
 from urank.serve.playground import playground_page
 from urank.serve.problems import Problem, problem_response
 from urank.serve.security import read_body
-from urank.serve.service import Ranked, Service, State
+from urank.serve.service import Ranked, Service
 
 __all__ = ["Routes"]
 
@@ -99,19 +99,13 @@ class Routes:
     async def rank(self, request: Request) -> Response:
         kind = content_type(request, JSON, ARROW_TYPE)
         body = await read_body(request, self.service.config.limits)
+        state = self.service.state
         if kind == ARROW_TYPE:
-            ranked = await self.service.rank(len(body), lambda state: read_lists(body, state.reader))
-            ids = ranked.ids
-            answer = await self.service.work(len(body), write_rankings, ranked.shown, ranked.lists, ids)
+            ranked = await self.service.rank(state, read_lists(body, state.reader))
+            answer = write_rankings(ranked.shown, ranked.lists, ranked.ids)
             return _timed(Response(answer, media_type=ARROW_TYPE), ranked)
-        batch = False
-
-        def found(state: State) -> Lists:
-            nonlocal batch
-            query, batch = parse_rank(body, state.mixed)
-            return state.reader.lists(query, batch=batch)
-
-        ranked = await self.service.rank(len(body), found)
+        queries, batch = parse_rank(body, state.mixed)
+        ranked = await self.service.rank(state, state.reader.lists(queries, batch=batch))
         answers = ranked.answers()
         return _timed(_json({"rankings": answers} if batch else answers[0]), ranked)
 
@@ -119,12 +113,8 @@ class Routes:
         content_type(request, JSON)
         body = await read_body(request, self.service.config.limits)
         state = self.service.state
-
-        def work() -> dict[str, Any]:
-            query = parse(body_models(state.mixed)["ExplainQuery"], body)
-            return self.service.explain(state, state.reader.list_of(query), query.orders)
-
-        return _json(await self.service.work(len(body), work))
+        query = parse(body_models(state.mixed)["ExplainQuery"], body)
+        return _json(explain(state.served, state.reader.list_of(query), query.orders))
 
     async def feedback(self, request: Request) -> Response:
         content_type(request, JSON)

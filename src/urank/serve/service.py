@@ -1,6 +1,7 @@
-"""What a server does, without HTTP: rank and explain, log before answering, reload, and let a silent model follow.
+"""What a server does, without HTTP: rank, log before answering, reload, and let a silent model follow.
 
-Small requests are worked on in the event loop, large ones in a thread, so that none makes the others wait for long.
+Requests are worked on in the event loop, but for the models on many rows: these run in a thread, so that nobody waits
+for them. Parsing is not handed to a thread, since it holds the interpreter's lock wherever it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import numpy as np
 from urank.errors import DataError, UrankError
 from urank.serve.bodies import Event
 from urank.serve.config import ServeConfig
-from urank.serve.explain import explain
 from urank.serve.items import Lists, Reader
 from urank.serve.metrics import Metrics
 from urank.serve.models import Served, load
@@ -34,7 +34,7 @@ from urank.serve.wal import Writer
 
 __all__ = ["Ranked", "Service", "State"]
 
-LARGE_BODY = 2**20
+MANY_ROWS = 2_000
 MOST_SHADOWS = 64
 TICK_SECONDS = 1.0
 COMPACT_SECONDS = 30.0
@@ -125,20 +125,13 @@ class Service:
         """Whether requests can be served: a log that cannot be written makes it false."""
         return self._writer is None or self._writer.healthy
 
-    async def work(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function, in a thread when the body it works on is large."""
-        if size < LARGE_BODY:
-            return function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
-    async def rank(self, size: int, parse: Callable[[State], Lists]) -> Ranked:
-        """Rank the lists that `parse` finds in a body of this size; they are durable when this returns.
+    async def rank(self, state: State, lists: Lists) -> Ranked:
+        """Rank lists; they are durable when this returns.
 
         Raises:
             Problem: when the request is refused, or the log cannot be written.
         """
-        state = self.state
-        lists, shown, seconds = await self.work(size, self._rank, state, parse)
+        shown, seconds = await self._in_time(len(lists.items), self._rank, state, lists)
         ids, log_seconds = await self._log_rankings(state, lists, shown)
         self.metrics.model_seconds.observe(seconds)
         self.metrics.candidates.inc(len(lists.items))
@@ -149,10 +142,6 @@ class Service:
         if state.served.shadow is not None:
             self._shadow(state, lists, shown, ids)
         return Ranked(lists, shown, ids, seconds, log_seconds)
-
-    def explain(self, state: State, lists: Lists, orders: dict[str, list[str]]) -> dict[str, Any]:
-        """The click table of a list, and the utility of orders."""
-        return explain(state.served, lists, orders)
 
     async def feedback(self, events: Sequence[Event]) -> int:
         """Log what happened; it is durable when this returns."""
@@ -212,11 +201,16 @@ class Service:
             return []
         return read_samples(self.config.sample, self.state.served.numeric, self.state.served.categorical)
 
-    def _rank(self, state: State, parse: Callable[[State], Lists]) -> tuple[Lists, list[Shown], float]:
-        lists = parse(state)
+    async def _in_time(self, rows: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function, in a thread when it works on many rows."""
+        if rows < MANY_ROWS:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def _rank(self, state: State, lists: Lists) -> tuple[list[Shown], float]:
         started = time.perf_counter()
         shown = rank_lists(state.served, lists, exploration=self.config.exploration, rng=self._rng)
-        return lists, shown, time.perf_counter() - started
+        return shown, time.perf_counter() - started
 
     async def _log_rankings(self, state: State, lists: Lists, shown: Sequence[Shown]) -> tuple[list[str], float]:
         """The ids of rankings, which are in the log when this returns, and how long that took."""
