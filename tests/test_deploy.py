@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,6 +39,7 @@ from urank.serve.workers import GRACE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
+PAGE = ROOT / "docs" / "deploy.md"
 PORT = 8000
 UID = 10001
 
@@ -125,12 +128,12 @@ def test_the_command_is_one_that_urank_takes(file: str) -> None:
 def test_every_option_in_words_exists() -> None:
     """Also those that the documentation and comments speak of, beside those of the tools that they are for."""
     others = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--rm", "--build", "--build-arg", "--now"}
-    others |= {"--from-file", "--overwrite", "--window", "--help"}
+    others |= {"--from-file", "--overwrite", "--window", "--with", "--help"}
     group = typer.main.get_command(cli)
     command = group.get_command(None, "serve")  # type: ignore[attr-defined]
     known = {name for parameter in command.params for name in parameter.opts}
     texts = [DEPLOY / "urank.service", DEPLOY / "nginx.conf", DEPLOY / "compose.yaml", DEPLOY / "kubernetes.yaml"]
-    for path in [*texts, ROOT / "docs" / "deploy.md"]:
+    for path in [*texts, PAGE]:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
         assert named - known - others == set(), path.name
     assert serve_command.__name__ == "serve_command"
@@ -400,15 +403,10 @@ def test_the_parts_of_the_cluster_name_each_other() -> None:
 
 
 def test_clicks_that_go_to_every_replica_count_once(saved: Path, tmp_path: Path) -> None:
-    """What docs/deploy.md advises; and that a click at the wrong replica alone is lost, of which it warns."""
-    names = Featurizer.from_dict(json.loads((saved / "features.json").read_text())).names
-    candidates = [{"item_id": item, "features": dict.fromkeys(names)} for item in "abc"]
+    """One of the ways that docs/deploy.md tells: without joining the folders; a click elsewhere alone is not joined."""
     logs = [tmp_path / "0", tmp_path / "1"]
     with served(saved, logs[0]) as first, served(saved, logs[1]) as second:
-        rankings = [
-            replica.post("/v1/rank", json={"query_id": "q", "candidates": candidates}).json()["ranking_id"]
-            for replica in (first, second)
-        ]
+        rankings = [ranked(saved, replica) for replica in (first, second)]
         for ranking in rankings:
             event = {"events": [{"ranking_id": ranking, "item_id": "b"}]}
             assert [replica.post("/v1/feedback", json=event).status_code for replica in (first, second)] == [202, 202]
@@ -423,11 +421,55 @@ def test_clicks_that_go_to_every_replica_count_once(saved: Path, tmp_path: Path)
         assert rows.filter(pl.col("click") == 1)["item_id"].to_list() == ["b"]
 
 
+def test_a_click_at_the_wrong_replica_is_joined_when_the_folders_are_brought_together(
+    saved: Path, tmp_path: Path
+) -> None:
+    """What docs/deploy.md advises: the servers make Parquet of their logs, and the folders are copied as it says."""
+    logs = [tmp_path / "0", tmp_path / "1"]
+    collected = [tmp_path / "collected" / log.name for log in logs]
+    (copying,) = re.findall(r"sh -c '(cd /feedback && tar [^']+)'", PAGE.read_text(encoding="utf-8"))
+    with served(saved, logs[0]) as first, served(saved, logs[1]) as second:
+        rankings = [ranked(saved, replica) for replica in (first, second, first)]
+        for replica, ranking, item in (
+            (second, rankings[0], "a"),
+            (first, rankings[1], "b"),
+            (first, rankings[2], "c"),
+        ):
+            sent = {"events": [{"ranking_id": ranking, "item_id": item}]}
+            assert replica.post("/v1/feedback", json=sent).status_code == 202
+        for log, copy in zip(logs, collected, strict=True):  # while they run
+            copy.mkdir(parents=True)
+            shell = ["/bin/sh", "-c", copying.replace("/feedback", str(log))]
+            archive = subprocess.run(shell, stdout=subprocess.PIPE, check=True).stdout
+            with tarfile.open(fileobj=BytesIO(archive)) as file:
+                file.extractall(copy, filter="data")
+
+    def clicked(folders: list[Path]) -> set[tuple[str, str]]:
+        rows = pl.concat([pl.read_parquet(path) for log in folders for path in (log / "log").glob("*.parquet")])
+        assert rows.height == 3 * 3
+        return set(rows.filter(pl.col("click") == 1).select("session_id", "item_id").iter_rows())
+
+    for folders in (logs, collected):
+        others = [part for log in folders for part in ("--with", str(log))]
+        for log in folders:
+            command = [sys.executable, "-m", "urank", "feedback", str(log), "--window", "0", *others]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        assert clicked(folders) == set(zip(rankings, "abc", strict=True))
+
+
+def ranked(saved: Path, replica: httpx.Client) -> str:
+    """The id of a ranking of three items."""
+    names = Featurizer.from_dict(json.loads((saved / "features.json").read_text())).names
+    candidates = [{"item_id": item, "features": dict.fromkeys(names)} for item in "abc"]
+    found: str = replica.post("/v1/rank", json={"query_id": "q", "candidates": candidates}).json()["ranking_id"]
+    return found
+
+
 # Words
 
 
 def test_the_page_names_files_that_are_there() -> None:
-    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     assert text.count("<!-- sizing -->") == 1
     for name in set(re.findall(r"`((?:deploy/)[\w.]+|Dockerfile|constraints\.txt)`", text)):
         assert (ROOT / name).is_file(), name
@@ -442,7 +484,7 @@ def test_the_page_names_files_that_are_there() -> None:
 
 
 def test_the_page_scrapes_what_is_measured(saved: Path, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
     (job,) = yaml.safe_load(block)["scrape_configs"]
     assert job["dns_sd_configs"] == [{"names": ["urank-replicas"], "type": "A", "port": PORT}]

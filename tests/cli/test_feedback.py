@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from serve.served_log import PLAIN, VALUED, OpenSegment, event, ranking, sealed, segment_name
+from serve.served_log import PLAIN, VALUED, OpenSegment, Reference, event, logged, ranking, sealed, segment_name
 from urank.serve.records import FeedbackRecord, RankingRecord, Record, ShadowRecord
 
 USERS = 60
@@ -115,10 +115,40 @@ def test_others_read_it_as_it_is(folder: Path, tmp_path: Path, command: Any) -> 
     }
 
 
+def test_several_servers(tmp_path: Path, command: Any) -> None:
+    """A click that came to the wrong server is joined where its ranking is, once."""
+    here, there = tmp_path / "a", tmp_path / "b"
+    lists = [ranking(segment_name(1)), ranking(segment_name(2))]
+    clicks = [event(lists[0], "a"), event(lists[1], "c"), event(lists[0], "b", conversion=True)]
+    sealed(here, 1, lists[0], *clicks[:2])
+    sealed(there, 2, lists[1], *clicks[1:])
+    first = command("feedback", here, "--window", 0)
+    assert first.stdout.splitlines() == [
+        "1 rankings with 3 impressions, 1 clicks and 0 conversions came into the log",
+        "feedback: 0 late, 0 repeated, 1 unmatched",
+        f"learn from it: urank prepare {here / 'log'} -o prepared",
+    ]
+    assert command("feedback", there, "--window", 0, "-q").code == 0
+    told = []
+    for folder in (here, there, here, there):
+        result = command("feedback", folder, "--with", here, "--with", there)
+        assert (result.code, result.stderr) == (0, "")
+        told.append(result.stdout.splitlines()[1])
+    assert told == [
+        "feedback: 1 late, 0 repeated, 0 unmatched",
+        "feedback: 0 late, 1 repeated, 0 unmatched",
+        *["feedback: 0 late, 0 repeated, 0 unmatched"] * 2,
+    ]
+    assert logged(here, there) == Reference(lists, clicks).rows()
+
+
 def test_refusals(folder: Path, tmp_path: Path, command: Any) -> None:
     missing = f"{tmp_path} is not a feedback log, as `urank serve --log` keeps it: it has no folder wal"
     assert command("feedback", tmp_path).refusal == missing
     assert list(tmp_path.iterdir()) == [folder]
+    refusal = command("feedback", folder, "--with", folder, "--with", tmp_path).refusal
+    assert refusal == f"{tmp_path} is not a feedback log: it has neither a folder wal nor unmatched"
+    assert [path.name for path in folder.iterdir()] == ["wal"]
     with (folder / "compact.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refusal = command("feedback", folder).refusal

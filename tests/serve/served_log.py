@@ -6,20 +6,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from urank.serve.compact import Compaction, compact
 from urank.serve.records import (
     Columns,
     FeedbackRecord,
     RankingRecord,
     Record,
     ShadowRecord,
+    decode,
     encode,
     new_ranking_id,
 )
-from urank.serve.segments import durable_folder, framed, open_segment, segment_path
+from urank.serve.segments import durable_folder, framed, open_segment, read_segment, segment_path
 
 PLAIN = Columns(("price", "age"), ("brand",), value=False, explored=False)
 VALUED = Columns(("price", "age"), ("brand",), value=True, explored=True)
@@ -83,6 +86,7 @@ class OpenSegment:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
+        self.folder = folder
         self.path = segment_path(folder, name)
         self._known: set[str] = set()
         durable_folder(self.path.parent)
@@ -135,10 +139,33 @@ class Reference:
         return sorted(found, key=lambda row: (str(row[0]), row[2]))
 
 
-def logged(folder: Path) -> list[Row]:
-    """What the parts of a log hold, as `Reference.rows` has it; each row is there once."""
+def taken(folder: Path, **options: Any) -> Compaction:
+    """Compact all that is sealed; nobody else does."""
+    found = compact(folder, **{"window_seconds": 0, **options})
+    assert found is not None
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def unmatched(folder: Path) -> dict[str, list[FeedbackRecord]]:
+    """What a log keeps of rankings that it does not have, by segment; nothing else is there, and all of it is whole."""
+    found: dict[str, list[FeedbackRecord]] = {}
+    for path in sorted((folder / "unmatched").glob("*")):
+        payloads, torn, damaged = read_segment(path)
+        records = [decode(payload) for payload in payloads]
+        assert (torn, damaged, path.suffix) == (0, 0, ".wal")
+        found[path.stem] = [record for record in records if isinstance(record, FeedbackRecord)]
+        assert len(found[path.stem]) == len(records) > 0
+    return found
+
+
+def logged(*folders: Path) -> list[Row]:
+    """What the parts of logs hold, as `Reference.rows` has it; each row is there once."""
     found: list[Row] = []
-    for path in sorted(folder.glob("log*/[!.]*.parquet")):
+    for path in sorted(path for folder in folders for path in folder.glob("log*/[!.]*.parquet")):
         frame = pl.read_parquet(path)
         if "value" not in frame.columns:
             frame = frame.with_columns(value=pl.lit(None, pl.Float32))

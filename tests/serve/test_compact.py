@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ from serve.served_log import (
     OpenSegment,
     Reference,
     event,
+    files,
     logged,
     ranking,
     sealed,
     segment_name,
+    taken,
+    unmatched,
 )
 from urank.errors import ConfigError, DataError
 from urank.serve import compact as compacting
@@ -43,17 +46,6 @@ from urank.serve.segments import framed
 from urank.serve.wal import Writer
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
-
-
-def taken(folder: Path, **options: Any) -> Compaction:
-    """Compact all that is sealed; nobody else does."""
-    found = compact(folder, **{"window_seconds": 0, **options})
-    assert found is not None
-    return found
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def left(folder: Path) -> list[str]:
@@ -169,22 +161,29 @@ def test_late_feedback_is_joined_to_the_part(tmp_path: Path) -> None:
     assert found == Compaction(segments=1, late=1, repeated=1, unmatched=1, parts=1)
     assert [row[3] for row in logged(tmp_path)] == [0, 1, 0]
     assert left(tmp_path) == []
+    assert unmatched(tmp_path) == {TWO: [event(shown, "x")]}
     before = files(tmp_path)
     sealed(tmp_path, 3, event(shown, "b"))
     assert taken(tmp_path) == Compaction(segments=1, repeated=1)
     assert files(tmp_path) == before  # nothing new, nothing written
 
 
-def test_unmatched_feedback_is_counted_once_and_dropped(tmp_path: Path) -> None:
+def test_unmatched_feedback_is_counted_once_and_kept(tmp_path: Path) -> None:
     shown = ranking(ONE)
     nowhere = ranking(segment_name(77))
-    sealed(tmp_path, 1, shown, event(nowhere, "a"), event(shown, "x"), event(f"{ONE}-{'0' * 12}", "a"))
-    sealed(tmp_path, 2, event(nowhere, "a"))
-    sealed(tmp_path, 3, event(segment_name(2) + "-" + "0" * 12, "a"))  # a segment that has no rankings
+    lost = [event(nowhere, "a"), event(shown, "x"), event(f"{ONE}-{'0' * 12}", "a")]
+    sealed(tmp_path, 1, shown, lost[0], event(shown, "a"), *lost[1:])
+    sealed(tmp_path, 2, event(nowhere, "a"), event(shown, "b"), ShadowRecord(nowhere.ranking_id, "m2", 5, ("a",)))
+    empty = event(f"{TWO}-{'0' * 12}", "a")  # a segment that has no rankings
+    sealed(tmp_path, 3, empty, event(shown, "c"))
+    sealed(tmp_path, 4, event(shown, "c"))
     found = taken(tmp_path)
-    assert (found.unmatched, found.rankings, found.clicks, found.segments) == (5, 1, 0, 3)
+    assert (found.unmatched, found.rankings, found.clicks, found.segments) == (5 + 1, 1, 3, 4)
     assert left(tmp_path) == []
+    assert unmatched(tmp_path) == {ONE: lost, TWO: lost[:1], THREE: [empty]}
+    before = files(tmp_path)
     assert taken(tmp_path) == Compaction()
+    assert files(tmp_path) == before
 
 
 def test_the_same_ranking_twice_has_rows_once(tmp_path: Path) -> None:
@@ -249,8 +248,11 @@ def test_feedback_is_not_counted_again_while_its_segment_waits(tmp_path: Path) -
     assert taken(tmp_path) == Compaction(segments=1, repeated=1, parts=1, waiting=3)
     assert taken(tmp_path) == Compaction(waiting=3)
     active.seal()
+    sealed(tmp_path, 5, event(early, "b"))
     last = taken(tmp_path)
-    assert (last.rankings, last.clicks, last.repeated, last.waiting) == (1, 1, 1, 0)
+    assert (last.rankings, last.clicks, last.late, last.repeated, last.unmatched) == (1, 1, 1, 1, 0)
+    assert left(tmp_path) == []
+    assert unmatched(tmp_path) == {THREE: [event(early, "x")]}  # counted long ago, and kept now that its segment goes
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -439,16 +441,24 @@ def killer(at: int) -> Callable[..., None]:
 
 
 class World:
-    """Segments that are written, sealed and compacted in some order, and all that was ever written to them."""
+    """Segments that are written, sealed and compacted in some order, and all that was ever written to them.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.open: list[OpenSegment] = [OpenSegment(folder, segment_name(0)), OpenSegment(folder, segment_name(1))]
-        self.made = 2
+    There may be several servers, each with a folder, and feedback comes to any of them.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        self.made = 0
+        self.open = [self.new_segment(folder) for folder in folders * 2]
         self.used: set[str] = set()
         self.all = Reference()
+        self.heard: dict[Path, list[FeedbackRecord]] = {folder: [] for folder in folders}
         self.counts = Compaction().to_dict()
         self.killed = False
+
+    def new_segment(self, folder: Path) -> OpenSegment:
+        self.made += 1
+        return OpenSegment(folder, segment_name(self.made))
 
     def step(self, data: st.DataObject) -> None:
         segment = data.draw(st.sampled_from(self.open))
@@ -470,8 +480,7 @@ class World:
             case "seal":
                 segment.seal()
                 self.open.remove(segment)
-                self.open.append(OpenSegment(self.folder, segment_name(self.made)))
-                self.made += 1
+                self.open.append(self.new_segment(segment.folder))
             case "compact":
                 self.compact(data)
             case "killed":
@@ -487,6 +496,8 @@ class World:
     def write(self, segment: OpenSegment, record: RankingRecord | FeedbackRecord | ShadowRecord) -> None:
         segment.write(record)
         self.used.add(segment.name)
+        if isinstance(record, FeedbackRecord):
+            self.heard[segment.folder].append(record)
         kept: list[Any] = {
             RankingRecord: self.all.rankings,
             FeedbackRecord: self.all.events,
@@ -495,19 +506,33 @@ class World:
         kept.append(record)
 
     def compact(self, data: st.DataObject, **options: Any) -> None:
+        folder = data.draw(st.sampled_from(self.folders))
+        if len(self.folders) > 1:
+            options["also"] = data.draw(st.lists(st.sampled_from(self.folders), max_size=2))
         if data.draw(st.booleans()):  # some are within the window
-            for path in (self.folder / "wal").glob("*.wal"):
+            for path in (folder / "wal").glob("*.wal"):
                 time = data.draw(st.sampled_from([1_000, 2_000]))
                 os.utime(path, (time, time))
             options |= {"window_seconds": 600, "now": 2_000}
-        found = taken(self.folder, **options).to_dict()
+        found = taken(folder, **options).to_dict()
         self.counts = {key: self.counts[key] + found[key] for key in found}
 
-    def finish(self) -> None:
+    def finish(self, *folders: Path, also: Sequence[Path] = ()) -> None:
+        """Seal all, and compact each folder once, in this order."""
         for segment in self.open:
             segment.seal()
-        found = taken(self.folder).to_dict()
-        self.counts = {key: self.counts[key] + found[key] for key in found}
+        for folder in folders:
+            found = taken(folder, also=also).to_dict()
+            self.counts = {key: self.counts[key] + found[key] for key in found}
+
+
+@contextmanager
+def events_at_once(count: int) -> Iterator[None]:
+    before, compacting.EVENTS_AT_ONCE = compacting.EVENTS_AT_ONCE, count
+    try:
+        yield
+    finally:
+        compacting.EVENTS_AT_ONCE = before
 
 
 @settings(max_examples=50)
@@ -517,15 +542,13 @@ def test_rows_are_those_of_a_plain_join(
 ) -> None:
     folder = tmp_path_factory.mktemp("world")
     world = World(folder)
-    before, compacting.EVENTS_AT_ONCE = compacting.EVENTS_AT_ONCE, at_once
-    try:
+    with events_at_once(at_once):
         for _ in range(data.draw(st.integers(1, 40))):
             world.step(data)
-        world.finish()
-    finally:
-        compacting.EVENTS_AT_ONCE = before
+        world.finish(folder)
     assert logged(folder) == world.all.rows()
     assert left(folder) == []
+    assert_kept(world)
     assert list(folder.rglob(".*")) == []
     settled = files(folder)
     assert taken(folder) == Compaction()
@@ -534,6 +557,47 @@ def test_rows_are_those_of_a_plain_join(
         assert_counts(world)
     assert_shadows(world)
     shutil.rmtree(folder)
+
+
+@settings(max_examples=50)
+@given(st.data(), st.sampled_from([1, 3, 10_000]))
+def test_rows_of_several_servers_are_those_of_a_plain_join(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, at_once: int
+) -> None:
+    """Once for each folder is enough, in any order, whatever happened before; repeating it changes nothing."""
+    root = tmp_path_factory.mktemp("worlds")
+    world = World(root / "a", root / "b")
+    orders = st.permutations(world.folders)
+    with events_at_once(at_once):
+        for _ in range(data.draw(st.integers(1, 40))):
+            world.step(data)
+        world.finish(*data.draw(orders), also=data.draw(orders))
+    assert logged(*world.folders) == world.all.rows()
+    assert [left(folder) for folder in world.folders] == [[], []]
+    assert_kept(world)
+    for folder in data.draw(orders):
+        again = taken(folder, also=data.draw(orders))
+        assert again == Compaction(repeated=again.repeated, valueless=again.valueless, parts=again.parts)
+    settled = files(root)
+    for folder in data.draw(orders):
+        assert taken(folder, also=data.draw(orders)) == Compaction()
+    assert files(root) == settled
+    assert logged(*world.folders) == world.all.rows()
+    assert list(root.rglob(".*")) == []
+    if not world.killed:  # an event is unmatched once, where it was heard of, and whoever has its ranking
+        kept = sum(len(events) for folder in world.folders for events in unmatched(folder).values())
+        assert 0 <= world.counts["unmatched"] - kept <= len(world.all.shadows)
+    assert_shadows(world)
+    shutil.rmtree(root)
+
+
+def assert_kept(world: World) -> None:
+    """All that a server heard of is in its log or kept, wherever it was killed."""
+    for folder in world.folders:
+        shown = {row[:2] for row in logged(folder)}
+        lost = [each for each in world.heard[folder] if (each.ranking_id, each.item_id) not in shown]
+        kept = [each for events in unmatched(folder).values() for each in events]
+        assert sorted(kept, key=repr) == sorted(lost, key=repr)
 
 
 def assert_counts(world: World) -> None:
@@ -558,7 +622,7 @@ def assert_counts(world: World) -> None:
 def assert_shadows(world: World) -> None:
     """What is there of the silent model agrees with the log."""
     clicks = {(row[0], row[1]): row[3] for row in world.all.rows()}
-    for path in (world.folder / "shadow").glob("*.parquet"):
+    for path in [path for folder in world.folders for path in (folder / "shadow").glob("*.parquet")]:
         frame = pl.read_parquet(path)
         for session, item, position, click in frame.select("session_id", "item_id", "position", "click").rows():
             assert click == (None if position is None else clicks[session, item])
@@ -585,7 +649,8 @@ def test_killed_for_good_at_every_step(tmp_path: Path) -> None:
     sealed(folder, 1, *parts[:2], ShadowRecord(parts[0].ranking_id, "m2", 5, ("b", "a")))
     taken(folder)
     late = [event(parts[0], "a"), event(parts[1], "b", value=2.5)]
-    sealed(folder, 2, parts[2], *late[:1], event(parts[2], "c"))
+    lost = [event(ranking(segment_name(77)), "a"), event(parts[0], "x")]
+    sealed(folder, 2, parts[2], *late[:1], event(parts[2], "c"), *lost)
     sealed(folder, 3, *late[1:], event(parts[2], "a", conversion=True))
     expected = Reference(parts, [*late, event(parts[2], "c"), event(parts[2], "a", conversion=True)]).rows()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -602,9 +667,11 @@ def test_killed_for_good_at_every_step(tmp_path: Path) -> None:
         assert logged(copy) == expected
         assert left(copy) == []
         assert list(copy.rglob(".*")) == []
-    # Three parts and a shadow are written, three segments taken up, two removed.
-    assert step == 4 + 3 + 2
+        assert unmatched(copy) == {TWO: lost}
+    # Three parts and a shadow are written, three segments taken up, what is unmatched is written, two are removed.
+    assert step == 4 + 3 + 1 + 2
     assert logged(copy) == expected
+    assert unmatched(copy) == {TWO: lost}
 
 
 def test_beside_servers_that_write(tmp_path: Path) -> None:

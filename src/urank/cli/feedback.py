@@ -28,6 +28,15 @@ def feedback_command(
             "writes to any more.",
         ),
     ] = 600.0,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="OTHER",
+            help="The folder of another server, which is only read: join what that one heard of rankings of this one. "
+            "May be given several times, and may name DIR too.",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,10 +48,13 @@ def feedback_command(
     there. It may run beside the server and as often as you like, and may be stopped at any time: nothing is lost and
     nothing counts twice.
 
-    Example: `urank feedback served --window 0`
+    Feedback on rankings that are not in this folder is kept in DIR/unmatched. Where several servers share the work,
+    each with a folder of its own, `--with` joins what others heard.
+
+    Example: `urank feedback served --window 0`, or `urank feedback a --with b`
     """
     with bars(quiet=quiet or json) as report:
-        found = compact(folder, window_seconds=window, report=report)
+        found = compact(folder, also=also or [], window_seconds=window, report=report)
     if found is None:
         raise ConfigError(f"{folder} is being turned into a log by another process; wait until that has ended")
     logs = [path for path in Parts(folder).folders if any(path.glob("[!.]*.parquet"))]

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from urank.serve.records import Columns, FeedbackRecord, RankingRecord, ShadowRecord
 
-__all__ = ["Joined", "join_feedback", "log_frame", "shadow_clicks", "shadow_frame"]
+__all__ = ["KEYS", "Joined", "are_shown", "join_feedback", "log_frame", "shadow_clicks", "shadow_frame"]
 
-_KEYS = ["session_id", "item_id"]
-_SHADOW = ("query_id", *_KEYS, "position", "shadow_position", "click", "model", "shadow_model", "timestamp")
+KEYS = ["session_id", "item_id"]
+"""The columns that tell an impression from the others."""
+
+_SHADOW = ("query_id", *KEYS, "position", "shadow_position", "click", "model", "shadow_model", "timestamp")
 _TIME = pl.Datetime("us", "UTC")
 
 Bools = NDArray[np.bool_]
@@ -116,14 +118,19 @@ def join_feedback(frame: pl.DataFrame, value_times: Mapping[int, int], events: S
     return Joined(frame.with_columns(changed), times, rows >= 0, new, valueless)
 
 
+def are_shown(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Bools:
+    """Whether there is an impression that each event is of; the frame needs no columns but `KEYS`."""
+    return _rows_of(frame, events) >= 0
+
+
 def _rows_of(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Ints:
     """The row of the impression that each event is of; −1 for none."""
     asked = pl.DataFrame(
         {"session_id": [event.ranking_id for event in events], "item_id": [event.item_id for event in events]},
-        schema=dict.fromkeys(_KEYS, pl.String),
+        schema=dict.fromkeys(KEYS, pl.String),
     )
-    known = frame.select(_KEYS).with_row_index("row")
-    found = asked.join(known, on=_KEYS, how="left", maintain_order="left")["row"]
+    known = frame.select(KEYS).with_row_index("row")
+    found = asked.join(known, on=KEYS, how="left", maintain_order="left")["row"]
     return found.cast(pl.Int64).fill_null(-1).to_numpy()
 
 
@@ -159,8 +166,8 @@ def shadow_frame(
             "shadow_position": pl.Series([k for count in counts for k in range(1, count + 1)], dtype=pl.Int32),
         }
     )
-    shown = pl.concat(log.select(*_KEYS, "position", "click") for log in logs)
-    both = shown.join(heads, on="session_id", how="semi").join(silent, on=_KEYS, how="full", coalesce=True)
+    shown = pl.concat(log.select(*KEYS, "position", "click") for log in logs)
+    both = shown.join(heads, on="session_id", how="semi").join(silent, on=KEYS, how="full", coalesce=True)
     return (
         both.join(heads, on="session_id").sort("order", "position", "shadow_position", nulls_last=True).select(_SHADOW)
     )
@@ -168,5 +175,5 @@ def shadow_frame(
 
 def shadow_clicks(shadow: pl.DataFrame, logs: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The same with the clicks of the impressions as they are now; an item that was not shown has none."""
-    clicks = pl.concat(log.select(*_KEYS, "click") for log in logs)
-    return shadow.drop("click").join(clicks, on=_KEYS, how="left", maintain_order="left").select(_SHADOW)
+    clicks = pl.concat(log.select(*KEYS, "click") for log in logs)
+    return shadow.drop("click").join(clicks, on=KEYS, how="left", maintain_order="left").select(_SHADOW)

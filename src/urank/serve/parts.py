@@ -156,11 +156,11 @@ def read_notes(path: Path) -> Notes:
     return Notes(frozenset(sources), dict(pairs.tolist()))
 
 
-def read_part(path: Path) -> pl.DataFrame:
-    """The rows of a part."""
+def read_part(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
+    """The rows of a part, with all columns or these."""
     try:
         with pq.ParquetFile(path) as file:
-            return pl.DataFrame(pl.from_arrow(file.read()))
+            return pl.DataFrame(pl.from_arrow(file.read(columns)))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path) from error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from urank.serve.records import (
     RankingRecord,
     ShadowRecord,
     decode,
+    encode,
     kind_of,
     segment_of,
 )
@@ -41,6 +43,7 @@ class Sealed:
         due: whether its rankings become parts now.
         joined: whether they are parts.
         homes: segment -> how many records here are about rankings of that segment.
+        checksum: of these records, in their order.
         torn: bytes at the end that are no record.
         damaged: bytes before that, of no record or of one that says nothing.
     """
@@ -50,6 +53,7 @@ class Sealed:
     due: bool
     joined: bool
     homes: Counter[str] = field(default_factory=Counter)
+    checksum: int = 0
     torn: int = 0
     damaged: int = 0
 
@@ -76,6 +80,27 @@ class Sealed:
                 if isinstance(record, Columns | RankingRecord):
                     yield record
 
+    def rankings(self, known: Callable[[str], Columns | None]) -> tuple[list[RankingRecord], dict[str, Columns]]:
+        """Its rankings, each once, and the columns of each set; what does not belong here counts as damaged.
+
+        Args:
+            known: the columns of a digest, if they are told elsewhere too.
+        """
+        rankings: dict[str, RankingRecord] = {}
+        columns: dict[str, Columns] = {}
+        for record in self.own():
+            if isinstance(record, Columns):
+                columns[record.digest] = record
+                continue
+            if record.columns not in columns and (told := known(record.columns)) is not None:
+                columns[record.columns] = told  # what told them here is damaged
+            fits = record.columns in columns and record.fits(columns[record.columns])
+            if fits and segment_of(record.ranking_id) == self.name:
+                rankings.setdefault(record.ranking_id, record)
+            else:
+                self.damaged += len(encode(record))
+        return list(rankings.values()), columns
+
     def survey(self) -> None:
         """Read it once, to learn of whom it holds feedback and what of it cannot be read."""
         reader = SegmentReader(self.path)
@@ -89,6 +114,7 @@ class Sealed:
                 continue
             if isinstance(record, FeedbackRecord | ShadowRecord):
                 self.homes[segment_of(record.ranking_id)] += 1
+                self.checksum = zlib.crc32(payload, self.checksum)
         self.torn = reader.torn
         self.damaged += reader.damaged
 

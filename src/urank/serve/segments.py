@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_RECORD",
     "WAL",
     "SegmentReader",
+    "alone",
     "durable_folder",
     "framed",
     "is_sealed",
@@ -148,6 +150,21 @@ def is_sealed(path: Path) -> bool:
         return False
     except BlockingIOError:
         return False
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Whether nobody else is within such a block, by a lock on this file; it is never waited for."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(handle)
 
