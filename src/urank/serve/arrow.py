@@ -118,8 +118,21 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column without dictionaries, and without views, which not all of Arrow's functions know."""
     if pa.types.is_dictionary(column.type):
         kind = pa.large_string() if _is_text(column.type.value_type) else column.type.value_type
-        return pa.chunked_array([chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks], kind)
-    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
+        return pa.chunked_array([_as(kind, chunk.dictionary).take(chunk.indices) for chunk in column.chunks], kind)
+    if pa.types.is_string_view(column.type):
+        return pa.chunked_array([_as(pa.large_string(), chunk) for chunk in column.chunks], pa.large_string())
+    return column
+
+
+def _as(kind: pa.DataType, array: pa.Array) -> pa.Array:
+    """An array of this kind.
+
+    What a view says where the text is missing is not validated, but Arrow's cast follows it all the same, out of the
+    body and out of the process. So texts with gaps go through Python.
+    """
+    if pa.types.is_string_view(array.type) and array.null_count:
+        return pa.array(array.to_pylist(), kind)
+    return array.cast(kind)
 
 
 def _named(table: pa.Table, reader: Reader) -> pa.Table:

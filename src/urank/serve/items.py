@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from urank.rankers.order import Method
@@ -23,6 +24,7 @@ from urank.serve.runtime import MISSING, Items
 __all__ = ["Lists", "Reader", "category_text", "check_sizes"]
 
 _NAN = float("nan")
+_WHOLE = 2.0**63  # the log knows whole numbers below
 Row = Mapping[str, Any]
 Named = Sequence[tuple[str, Sequence[Candidate[Any]]]]
 
@@ -188,7 +190,9 @@ def category_text(value: str | bool | float | None) -> str:
         return MISSING
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(int(value)) if value == int(value) else str(value)
+    if abs(value) < _WHOLE and value == int(value):
+        return str(int(value))
+    return str(pl.Series([value]).cast(pl.String)[0])  # as Polars writes it, which reads the log
 
 
 def _number(value: Any) -> float:

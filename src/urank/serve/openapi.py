@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
@@ -14,12 +17,16 @@ from pydantic.json_schema import models_json_schema
 from urank.serve import bodies
 from urank.serve.arrow import ARROW_TYPE
 from urank.serve.bodies import ExplainQuery, FeedbackBody, MixedFeatures, NumericFeatures, RankBatch, RankQuery
+from urank.serve.metrics import METRICS_TYPE
 from urank.serve.problems import PROBLEM_JSON, ProblemBody
+from urank.serve.security import OPEN_PATHS
 from urank.serve.service import Service, State
 
 __all__ = ["OPERATIONS", "body_models", "describe"]
 
 _REF = "#/components/schemas/{model}"
+_GIVEN = "What was asked for."
+_LARGEST = float(np.finfo(np.float32).max)
 _ANSWERS: tuple[type[BaseModel], ...] = (
     bodies.RankAnswer,
     bodies.RankingsAnswer,
@@ -73,8 +80,8 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
     named = {**models, **{model.__name__: model for model in _ANSWERS}}
     chosen = [(model, "validation") for model in named.values()]
     references, schemas = models_json_schema(chosen, ref_template=_REF)  # type: ignore[arg-type]
-    components = dict(schemas.get("$defs", {}))
-    names = {name: references[model, "validation"]["$ref"] for name, model in named.items()}
+    found_names = {name: references[model, "validation"]["$ref"] for name, model in named.items()}
+    components, names = _plain_names(schemas.get("$defs", {}), found_names)
     _describe_features(components, state, service)
     found.setdefault("components", {}).setdefault("schemas", {}).update(components)
     if service.config.key is not None:
@@ -84,13 +91,33 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
     for path, operations in found["paths"].items():
         for operation in operations.values():
             _describe_operation(path, operation, names)
+            if path in OPEN_PATHS:
+                operation["security"] = []
             for status, words in _REFUSALS.items():
                 operation["responses"][status] = {"description": words, "content": problem}
     return found
 
 
+def _plain_names(schemas: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Schemas, and references to them, without the kinds of features that Pydantic puts into their names."""
+    kinds = names["RankQuery"].rpartition("/RankQuery")[2]
+    texts = (json.dumps(each) for each in (schemas, names))
+    plain, references = (json.loads(text.replace(kinds, "") if kinds else text) for text in texts)
+    for schema in plain.values():
+        schema["title"] = schema.get("title", "").partition("[")[0]
+    return plain, references
+
+
 def _describe_operation(path: str, operation: dict[str, Any], names: Mapping[str, str]) -> None:
+    if parameters := re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}
+            for name in parameters
+        ]
     if path not in OPERATIONS:
+        kind = METRICS_TYPE if path == "/metrics" else "application/json"
+        schema = {"type": "string"} if path == "/metrics" else {"type": "object"}
+        operation["responses"]["200"] = {"description": _GIVEN, "content": {kind: {"schema": schema}}}
         return
     bodies_in, answers = OPERATIONS[path]
     if bodies_in:
@@ -100,11 +127,13 @@ def _describe_operation(path: str, operation: dict[str, Any], names: Mapping[str
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = {
         str(status): {
-            "description": "What was asked for.",
+            "description": _GIVEN,
             "content": {"application/json": {"schema": _one_of(answer, names)}},
         }
         for status, answer in answers.items()
     }
+    if path == "/v1/rank":
+        operation["responses"]["200"]["content"][ARROW_TYPE] = {"schema": {"type": "string", "format": "binary"}}
 
 
 def _one_of(kinds: tuple[str, ...], names: Mapping[str, str]) -> dict[str, Any]:
@@ -114,7 +143,7 @@ def _one_of(kinds: tuple[str, ...], names: Mapping[str, str]) -> dict[str, Any]:
 
 def _describe_features(components: dict[str, Any], state: State, service: Service) -> None:
     """Put the names and kinds of the features into the description of a candidate, and the limits beside them."""
-    number = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    number = {"anyOf": [{"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}, {"type": "null"}]}
     category = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     served, limits = state.served, service.config.limits
     properties = dict.fromkeys(served.numeric, number) | dict.fromkeys(served.categorical, category)

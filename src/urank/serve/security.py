@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -20,6 +21,7 @@ __all__ = ["OPEN_PATHS", "Gate", "read_body"]
 OPEN_PATHS = ("/healthz", "/readyz")
 """What needs no key: it tells nothing but whether the server is well."""
 
+_HOST = re.compile(r"(?:(?P<name>[^\[\]:]+)|\[(?P<address>[^\[\]]+)\])(?::\d*)?")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -77,14 +79,13 @@ class Gate:
 
 
 def _host_name(host: str) -> str:
-    """A Host header without its port.
+    """A Host header without its port; nothing when it is none.
 
-    >>> [_host_name(host) for host in ("localhost:8000", "[::1]:8000", "EXAMPLE.org")]
-    ['localhost', '::1', 'example.org']
+    >>> [_host_name(host) for host in ("localhost:8000", "[::1]:8000", "EXAMPLE.org", "[::1].org")]
+    ['localhost', '::1', 'example.org', '']
     """
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found["name"] or found["address"]).lower()
 
 
 def _shown_key(headers: Headers) -> bytes | None:
