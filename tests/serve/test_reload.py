@@ -99,7 +99,8 @@ def test_reload_over_http_refuses_a_broken_model_and_keeps_the_old_one(
         refused = httpx.post(f"{url}/v1/reload", headers=headers)
         assert refused.status_code == 409
         assert refused.headers["content-type"] == "application/problem+json"
-        assert "newer urank" in refused.json()["detail"]
+        assert "the old one stays" in refused.json()["detail"]
+        assert str(tmp_path) not in refused.text
         assert httpx.get(f"{url}/v1/model", headers=headers).json()["version"] == same.json()["version"]
         replace_folder(current, other_model)
         changed = httpx.post(f"{url}/v1/reload", headers=headers).json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -123,7 +124,7 @@ def serve_command(
         str, typer.Option(help="Name of the test; another name assigns users anew.", rich_help_panel=_MODELS)
     ] = "serve",
     body_mb: Annotated[
-        float, typer.Option(min=0.001, max=1024, help="Megabytes of a body.", rich_help_panel=_LIMITS)
+        float, typer.Option(min=0.001, max=1024, help="Megabytes of an Arrow body.", rich_help_panel=_LIMITS)
     ] = 16,
     max_candidates: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Candidates of a query.", rich_help_panel=_LIMITS)
@@ -134,8 +135,14 @@ def serve_command(
     max_rows: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Candidates of a batch in all.", rich_help_panel=_LIMITS)
     ] = 20_000,
-    max_connections: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Connections at one time, of each worker.", rich_help_panel=_LIMITS)
+    json_mb: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=1024, help="Megabytes of a JSON body, which is slow to parse.", rich_help_panel=_LIMITS
+        ),
+    ] = 4,
+    max_requests: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Requests at one time, of each worker.", rich_help_panel=_LIMITS)
     ] = 1_000,
     timeout: Annotated[
         float,
@@ -167,11 +174,13 @@ def serve_command(
 
     Example: `urank serve model --sample log.parquet --log feedback`
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to load anew
+
     from urank.serve.bodies import Limits
     from urank.serve.config import ServeConfig, is_loopback, read_key
     from urank.serve.explore import Exploration
     from urank.serve.models import Sources, SplitTest
-    from urank.serve.workers import open_socket, serve
+    from urank.serve.workers import Worker, open_socket, serve
 
     key = read_key(key_file)
     if key is None and not is_loopback(host):
@@ -180,6 +189,10 @@ def serve_command(
         )
     if explore is not None and log is None:
         raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR")
+    if test is None and (test_share, test_name) != (0.5, "serve"):
+        raise ConfigError("--test-share and --test-name are of a test, which needs --test MODEL")
+    if sample is not None and no_playground:
+        raise ConfigError("--sample is for the playground, which --no-playground switches off")
     hosts = tuple(allow_host or ())
     if is_loopback(host):
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
@@ -198,7 +211,8 @@ def serve_command(
             candidates=max_candidates,
             queries=max_queries,
             rows=max_rows,
-            connections=max_connections,
+            json_bytes=int(json_mb * 2**20),
+            requests=max_requests,
             seconds=timeout,
         ),
         log=log,
@@ -211,6 +225,9 @@ def serve_command(
         join_seconds=join_seconds,
     )
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if (worker := Worker.here()) is not None:
+        worker.serve(config, access_log=access_log)
+        return
     sock = open_socket(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{sock.getsockname()[1]}"

@@ -28,7 +28,7 @@ def build_app(
     config: ServeConfig,
     *,
     compacts: bool = True,
-    siblings: bool = False,
+    parent: int | None = None,
     reload_wanted: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """The application.
@@ -36,14 +36,14 @@ def build_app(
     Args:
         config: how it runs; the models are loaded here.
         compacts: whether it also turns the feedback log into Parquet.
-        siblings: whether it is one worker of several, whose parent hands a signal on to all of them.
+        parent: the process that watches over this and other workers, and hands a signal on to all of them.
         reload_wanted: whether a signal asked for new models while these were being loaded.
     """
     service = Service(config, compacts=compacts)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        await service.start(parent)
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a thread, as in tests
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_quietly()))
@@ -61,9 +61,10 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
-    routes = Routes(service, app, siblings=siblings)
+    routes = Routes(service, app, parent=parent)
     app.router.route_class = _PlainRoute
     for path, method, handler, words in routes.all():
         shown = path.startswith("/v1/") or path in ("/healthz", "/readyz", "/metrics")
@@ -76,7 +77,14 @@ def build_app(
             response_class=Response,
         )
     app.add_exception_handler(HTTPException, _http_problem)
-    app.add_middleware(Gate, key=config.key, hosts=config.hosts)
+    count = service.metrics.requests.labels
+    app.add_middleware(
+        Gate,
+        key=config.key,
+        hosts=config.hosts,
+        most=config.limits.requests,
+        refused=lambda status: count("refused", status).inc(),
+    )
     return app
 
 

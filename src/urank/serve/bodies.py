@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from urank.rankers.order import Method
 from urank.serve.records import RANKING_ID
@@ -38,9 +38,10 @@ MAX_POSITIONS = 10_000
 MAX_VALUE = 1e30  # far from where sums of 32-bit numbers overflow
 MAX_ORDERS = 16
 MAX_EVENTS = 10_000
+MAX_FEATURES = 10_000
 
 NumericFeatures = dict[str, float | None]
-MixedFeatures = dict[str, Annotated[float | str | bool | None, Field(union_mode="left_to_right")]]
+MixedFeatures = dict[str, Annotated[int | float | str | bool | None, Field(union_mode="left_to_right")]]
 FeaturesT = TypeVar("FeaturesT")
 
 Id = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -57,7 +58,8 @@ class Limits(BaseModel):
     candidates: int = Field(2_000, ge=1, description="candidates of a query")
     queries: int = Field(100, ge=1, description="queries of a batch")
     rows: int = Field(20_000, ge=1, description="candidates of a batch in all")
-    connections: int = Field(1_000, ge=1, description="connections and requests at one time")
+    json_bytes: int = Field(4 * 2**20, ge=1_024, description="bytes of a JSON body, which takes longer to parse")
+    requests: int = Field(1_000, ge=1, description="requests at one time")
     seconds: float = Field(10.0, gt=0, description="seconds for a body to arrive, and for an answer")
 
 
@@ -115,7 +117,7 @@ class Event(_Body):
 class FeedbackBody(_Body):
     """What happened to items of rankings; saying it twice does no harm."""
 
-    events: list[Event] = Field(min_length=1, max_length=MAX_EVENTS)
+    events: Annotated[list[Event], Field(min_length=1, max_length=MAX_EVENTS), FailFast()]
 
 
 class RankedItem(_Body):

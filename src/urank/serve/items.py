@@ -38,6 +38,7 @@ class Lists:
         item_ids: of each row of `items`.
         items: the candidates of all lists.
         valued: whether each list came with values.
+        batch: whether the request is one of several lists, though it may have but one.
     """
 
     query_ids: Sequence[str]
@@ -47,6 +48,7 @@ class Lists:
     item_ids: Sequence[str]
     items: Items
     valued: Sequence[bool]
+    batch: bool = True
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -86,6 +88,7 @@ class Reader:
             item_ids=[candidate.item_id for _, candidates in named for candidate in candidates],
             items=self._items(named),
             valued=[any(each.value is not None for each in candidates) for _, candidates in named],
+            batch=batch,
         )
 
     def list_of(self, query: ExplainQuery[Any]) -> Lists:

@@ -101,6 +101,11 @@ class Served:
         """Whether some model was trained on values."""
         return any(model.takes_value for model in self.models)
 
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that a request may ask for, whichever model it is ranked by."""
+        return tuple(method for method in self.main.methods if self.other is None or method in self.other.methods)
+
     def method_of(self, model: ServedModel, asked: Method | None = None) -> Method:
         """How a model ranks when a request asks for this."""
         return model.check_method(asked or self.asked or model.method)

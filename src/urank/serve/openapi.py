@@ -6,17 +6,27 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, FailFast, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from urank.serve import bodies
 from urank.serve.arrow import ARROW_TYPE
-from urank.serve.bodies import ExplainQuery, FeedbackBody, MixedFeatures, NumericFeatures, RankBatch, RankQuery
+from urank.serve.bodies import (
+    MAX_FEATURES,
+    Candidate,
+    ExplainQuery,
+    FeedbackBody,
+    Limits,
+    MixedFeatures,
+    NumericFeatures,
+    RankBatch,
+    RankQuery,
+)
 from urank.serve.metrics import METRICS_TYPE
 from urank.serve.problems import PROBLEM_JSON, ProblemBody
 from urank.serve.security import OPEN_PATHS
@@ -59,13 +69,20 @@ _REFUSALS = {
 
 
 @cache
-def body_models(mixed: bool) -> dict[str, Any]:
-    """The types of bodies by name, for models with or without categorical features."""
-    features: Any = MixedFeatures if mixed else NumericFeatures
+def body_models(mixed: bool, limits: Limits) -> dict[str, Any]:
+    """The types of bodies by name, for models with or without categorical features.
+
+    Lists are given up at the first entry that is wrong: a body of a few megabytes has room for a million of them.
+    """
+    features: Any = Annotated[MixedFeatures if mixed else NumericFeatures, Field(max_length=MAX_FEATURES)]
+    candidate = Candidate[features]
+    some = Annotated[list[candidate], Field(min_length=1, max_length=limits.candidates), FailFast()]
+    query = create_model("RankQuery", __base__=RankQuery[features], candidates=(some, ...))
+    several = Annotated[list[query], Field(min_length=1, max_length=limits.queries), FailFast()]
     return {
-        "RankQuery": RankQuery[features],
-        "RankBatch": RankBatch[features],
-        "ExplainQuery": ExplainQuery[features],
+        "RankQuery": query,
+        "RankBatch": create_model("RankBatch", __base__=RankBatch[features], queries=(several, ...)),
+        "ExplainQuery": create_model("ExplainQuery", __base__=ExplainQuery[features], candidates=(some, ...)),
         "FeedbackBody": FeedbackBody,
     }
 
@@ -76,7 +93,7 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes, summary=app.summary
     )
     state = service.state
-    models = body_models(state.mixed)
+    models = body_models(state.mixed, service.config.limits)
     named = {**models, **{model.__name__: model for model in _ANSWERS}}
     chosen = [(model, "validation") for model in named.values()]
     references, schemas = models_json_schema(chosen, ref_template=_REF)  # type: ignore[arg-type]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from starlette.requests import Request
 
+from urank.serve.bodies import Limits
 from urank.serve.openapi import body_models
 from urank.serve.problems import Problem, invalid_body
 
 __all__ = ["content_type", "parse", "parse_rank"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_BATCH = re.compile(rb'\s*\{\s*"queries"\s*:')
 
 
 def content_type(request: Request, *allowed: str) -> str:
@@ -33,20 +35,9 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
         raise invalid_body(error) from None
 
 
-def parse_rank(body: bytes, mixed: bool) -> tuple[list[Any], bool]:
-    """The queries of a body, and whether it is a batch."""
-    models = body_models(mixed)
-    try:
-        return [models["RankQuery"].model_validate_json(body)], False
-    except ValidationError as error:
-        if not _is_batch(body):
-            raise invalid_body(error) from None
-    return parse(models["RankBatch"], body).queries, True
-
-
-def _is_batch(body: bytes) -> bool:
-    try:
-        found = from_json(body)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "queries" in found
+def parse_rank(body: bytes, mixed: bool, limits: Limits) -> tuple[list[Any], bool]:
+    """The queries of a body, and whether it is a batch: one begins with its only field."""
+    models = body_models(mixed, limits)
+    if _BATCH.match(body):
+        return parse(models["RankBatch"], body).queries, True
+    return [parse(models["RankQuery"], body)], False

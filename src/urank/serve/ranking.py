@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -93,7 +93,8 @@ def shadow_orders(served: Served, lists: Lists, shown: Sequence[Shown]) -> list[
     model = served.shadow
     assert model is not None  # noqa: S101 - it is not asked otherwise
     numbers = [each.number for each in shown]
-    silent = _rank(served, model, None, lists, numbers, None, None)
+    own = [method if method in model.methods else None for method in lists.methods]  # it may have fewer of them
+    silent = _rank(served, model, None, replace(lists, methods=own), numbers, None, None)
     return [
         [lists.item_ids[row] for row in each.rows[: len(other.rows)].tolist()]
         for each, other in zip(silent, shown, strict=True)
@@ -135,7 +136,7 @@ def _arms(served: Served, lists: Lists) -> list[str] | None:
         return None
     for number, user in enumerate(lists.user_ids):
         if user is None:
-            place = "user_id" if len(lists) == 1 else f"queries.{number}.user_id"
+            place = f"queries.{number}.user_id" if lists.batch else "user_id"
             raise Problem(422, "a test is running, which needs to know the user", [(place, "is needed")])
     return served.test.arms([user for user in lists.user_ids if user is not None])
 
@@ -230,7 +231,7 @@ def _shown_figures(
 def _method(served: Served, model: ServedModel, lists: Lists, number: int) -> Method:
     asked = lists.methods[number]
     if asked is not None and asked not in model.methods:
-        place = "method" if len(lists) == 1 else f"queries.{number}.method"
+        place = f"queries.{number}.method" if lists.batch else "method"
         raise Problem(422, f"the model ranks by {', '.join(model.methods)}; got '{asked}'", [(place, "not there")])
     return served.method_of(model, asked)
 

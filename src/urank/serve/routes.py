@@ -39,10 +39,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Routes:
     """A handler for each path."""
 
-    def __init__(self, service: Service, app: FastAPI, *, siblings: bool) -> None:
+    def __init__(self, service: Service, app: FastAPI, *, parent: int | None) -> None:
         self.service = service
         self.app = app
-        self.siblings = siblings
+        self.parent = parent
 
     def all(self) -> list[tuple[str, str, Handler, str]]:
         """Path, method, handler, and what it does in a few words."""
@@ -98,13 +98,13 @@ class Routes:
 
     async def rank(self, request: Request) -> Response:
         kind = content_type(request, JSON, ARROW_TYPE)
-        body = await read_body(request, self.service.config.limits)
+        body = await read_body(request, self.service.config.limits, json=kind == JSON)
         state = self.service.state
         if kind == ARROW_TYPE:
             ranked = await self.service.rank(state, read_lists(body, state.reader))
             answer = write_rankings(ranked.shown, ranked.lists, ranked.ids)
             return _timed(Response(answer, media_type=ARROW_TYPE), ranked)
-        queries, batch = parse_rank(body, state.mixed)
+        queries, batch = parse_rank(body, state.mixed, self.service.config.limits)
         ranked = await self.service.rank(state, state.reader.lists(queries, batch=batch))
         answers = ranked.answers()
         return _timed(_json({"rankings": answers} if batch else answers[0]), ranked)
@@ -113,7 +113,7 @@ class Routes:
         content_type(request, JSON)
         body = await read_body(request, self.service.config.limits)
         state = self.service.state
-        query = parse(body_models(state.mixed)["ExplainQuery"], body)
+        query = parse(body_models(state.mixed, self.service.config.limits)["ExplainQuery"], body)
         return _json(explain(state.served, state.reader.list_of(query), query.orders))
 
     async def feedback(self, request: Request) -> Response:
@@ -126,10 +126,10 @@ class Routes:
             raise Problem(403, "a server without a key reloads on SIGHUP only")
         try:
             changed = await self.service.reload()
-        except UrankError as error:
-            raise Problem(409, f"the models stay as they are: {error}") from None
-        if self.siblings:
-            os.kill(os.getppid(), signal.SIGHUP)
+        except UrankError:
+            raise Problem(409, "the model is broken, so the old one stays; the server's log says why") from None
+        if self.parent is not None and os.getppid() == self.parent:
+            os.kill(self.parent, signal.SIGHUP)
         version = self.service.state.served.main.version
         return _json({"version": version, "changed": changed, "status": "reloaded" if changed else "unchanged"})
 
@@ -196,7 +196,7 @@ def _model_facts(service: Service) -> dict[str, Any]:
         "version": main.version,
         "name": main.name,
         "method": served.method_of(main),
-        "methods": list(main.methods),
+        "methods": list(served.methods),
         "positions": main.positions,
         "features": {"numeric": list(served.numeric), "categorical": list(served.categorical)},
         "takes_value": served.takes_value,

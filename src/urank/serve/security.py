@@ -7,7 +7,7 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -40,10 +40,22 @@ class Gate:
         app: what stands behind.
         key: what a request must show; nothing is asked for when there is none.
         hosts: the names, without port, under which the server may be called; any when empty.
+        most: how many requests may be under way; health is not counted, and always answers.
+        refused: told the status of what is turned away here.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, hosts: Iterable[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        key: str | None,
+        hosts: Iterable[str],
+        most: int = 1_000,
+        refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.app = app
+        self.most = most
+        self.refused = refused
+        self.under_way = 0
         self.key = key.encode() if key is not None else None
         self.hosts = frozenset(host.lower() for host in hosts)
 
@@ -61,21 +73,30 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope["path"], Headers(scope=scope))
+            self._check(scope["method"], scope["path"], Headers(scope=scope))
         except Problem as problem:
+            self.refused(problem.status)
             await problem_response(problem)(scope, receive, with_headers)
-        else:
+            return
+        self.under_way += 1
+        try:
             await self.app(scope, receive, with_headers)
+        finally:
+            self.under_way -= 1
 
-    def _check(self, path: str, headers: Headers) -> None:
+    def _check(self, method: str, path: str, headers: Headers) -> None:
         if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
             raise Problem(421, "this server is not known by that name; see --allow-host")
-        if self.key is None or path in OPEN_PATHS:
+        if path in OPEN_PATHS:
             return
         shown = _shown_key(headers)
-        if shown is None or not hmac.compare_digest(shown, self.key):
+        if self.key is not None and (shown is None or not hmac.compare_digest(shown, self.key)):
             detail = "the key is wrong" if shown else "a key is needed: Authorization: Bearer KEY"
             raise Problem(401, detail, headers={"WWW-Authenticate": 'Basic realm="urank", charset="UTF-8"'})
+        if method not in ("GET", "HEAD") and _is_foreign(headers):
+            raise Problem(403, "a page of another site must not do this")
+        if self.under_way >= self.most:
+            raise Problem(503, f"at most {self.most} requests at one time", headers={"Retry-After": "1"})
 
 
 def _host_name(host: str) -> str:
@@ -86,6 +107,14 @@ def _host_name(host: str) -> str:
     """
     found = _HOST.fullmatch(host)
     return "" if found is None else (found["name"] or found["address"]).lower()
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site sends this, perhaps with the key that the browser keeps."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def _shown_key(headers: Headers) -> bytes | None:
@@ -103,15 +132,16 @@ def _shown_key(headers: Headers) -> bytes | None:
     return None
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: Limits, *, json: bool = True) -> bytes:
     """The body of a request, if it is small enough and comes in time.
 
     Raises:
         Problem: 413, 408, or 400 when it breaks off.
     """
-    too_large = Problem(413, f"a body has at most {limits.body_bytes} bytes", headers={"Connection": "close"})
+    most = min(limits.json_bytes, limits.body_bytes) if json else limits.body_bytes
+    too_large = Problem(413, f"a body has at most {most} bytes", headers={"Connection": "close"})
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body_bytes:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
         raise too_large
     parts: list[bytes] = []
     size = 0
@@ -119,7 +149,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > limits.body_bytes:
+                if size > most:
                     raise too_large
                 parts.append(part)
     except TimeoutError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from urank.serve.problems import Problem
 from urank.serve.ranking import Shown, columns_of, rank_lists, record_of, shadow_orders
 from urank.serve.records import Columns, FeedbackRecord, ShadowRecord, encode, new_ranking_id, new_segment
 from urank.serve.samples import Sample, read_samples
-from urank.serve.segments import WAL
+from urank.serve.upkeep import Compaction, check_log, live_with
 from urank.serve.wal import Writer
 
 __all__ = ["Ranked", "Service", "State"]
@@ -37,7 +36,6 @@ __all__ = ["Ranked", "Service", "State"]
 MANY_ROWS = 2_000
 MOST_SHADOWS = 64
 TICK_SECONDS = 1.0
-COMPACT_SECONDS = 30.0
 
 logger = logging.getLogger("urank.serve")
 T = TypeVar("T")
@@ -89,36 +87,46 @@ class Service:
         self.config = config
         self.compacts = compacts
         self.metrics = Metrics()
+        if config.log is not None:
+            check_log(config.log)
         self.state = self._made(load(config.sources))
-        self.samples: list[Sample] = self._read_samples()
+        self._tell_models(self.state.served, 1)
+        self.samples = self._read_samples()
         self._rng = np.random.default_rng(config.seed)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="urank aside")  # for what no request waits for
         self._writer: Writer | None = None
+        self._troubled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
-        self._compaction: asyncio.subprocess.Process | None = None
+        self._compaction: Compaction | None = None
 
-    async def start(self) -> None:
-        """Open the log and begin what goes on beside the requests."""
+    async def start(self, parent: int | None = None) -> None:
+        """Open the log and begin what goes on beside the requests; end when the parent, if there is one, has ended."""
+        if parent is not None:
+            self._later(live_with(parent))
         if self.config.log is not None:
             self._writer = Writer(
                 self.config.log,
                 segment_bytes=self.config.segment_bytes,
                 segment_seconds=self.config.segment_seconds,
             )
-            self._later(self._tick())
+            self._later(self._tick(self._writer))
+            if self.compacts:
+                self._compaction = Compaction(self.config.log, self.config.join_seconds)
+                self._later(self._compaction.run())
 
     async def stop(self) -> None:
         """End what goes on, and seal the log."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._compaction is not None and self._compaction.returncode is None:
-            self._compaction.terminate()
-            await self._compaction.wait()
+        if self._compaction is not None:
+            await self._compaction.stop()
         if self._writer is not None:
             await self._writer.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._aside):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def ready(self) -> bool:
@@ -165,18 +173,21 @@ class Service:
             UrankError: when a model is broken.
         """
         async with self._reloading:
-            before = [model.version for model in self.state.served.models]
+            before = self.state.served
             try:
-                served = await asyncio.get_running_loop().run_in_executor(self._threads, load, self.config.sources)
+                served = await asyncio.get_running_loop().run_in_executor(self._aside, load, self.config.sources)
+                state = self._made(served)
             except UrankError as error:
                 self.metrics.reloads.labels("refused").inc()
                 logger.error("the models stay as they are: %s", error)
                 raise
-            if [model.version for model in served.models] == before:
+            if [model.version for model in served.models] == [model.version for model in before.models]:
                 self.metrics.reloads.labels("unchanged").inc()
                 return False
-            self.metrics.model.clear()
-            self.state = self._made(served)
+            self._tell_models(before, 0)
+            self._tell_models(served, 1)
+            self.state = state
+            self.samples = self._read_samples()
             self.metrics.reloads.labels("reloaded").inc()
             logger.info("the model is now %s", served.main.version)
             return True
@@ -191,15 +202,24 @@ class Service:
         if config.log is not None:  # a feature with the name of a column of the log is refused now, not at a request
             Columns(served.numeric, served.categorical, value=True, explored=True)
         reader = Reader(served.numeric, served.categorical, config.limits, ignore_unknown=config.ignore_unknown)
-        for role, model in (("main", served.main), ("shadow", served.shadow), ("test", served.other)):
-            if model is not None:
-                self.metrics.model.labels(role, model.version).set(1)
         return State(served, reader)
 
+    def _tell_models(self, served: Served, value: float) -> None:
+        for role, model in (("main", served.main), ("shadow", served.shadow), ("test", served.other)):
+            if model is not None:
+                self.metrics.model.labels(role, model.version).set(value)
+
     def _read_samples(self) -> list[Sample]:
+        """The lists of the playground, as far as the log has the features of the models."""
         if self.config.sample is None or not self.config.playground:
             return []
-        return read_samples(self.config.sample, self.state.served.numeric, self.state.served.categorical)
+        try:
+            return read_samples(self.config.sample, self.state.served.numeric, self.state.served.categorical)
+        except UrankError as error:
+            if not hasattr(self, "samples"):  # at the start somebody is there to mend it
+                raise
+            logger.warning("the playground has no samples any more: %s", error)
+            return []
 
     async def _in_time(self, rows: int, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, in a thread when it works on many rows."""
@@ -235,7 +255,9 @@ class Service:
         try:
             await writer.append(records, () if columns is None else columns)
         except DataError as error:
-            logger.error("%s", error)
+            if not self._troubled:  # once: a line for each request would fill the disk that is full
+                logger.error("%s", error)
+            self._troubled = True
             raise Problem(503, "the feedback log cannot be written, so nothing is acknowledged") from None
 
     def _shadow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
@@ -247,10 +269,10 @@ class Service:
     async def _follow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
         """Let the silent model rank the lists too, in a thread, and log its orders."""
         loop = asyncio.get_running_loop()
-        orders = await loop.run_in_executor(self._threads, shadow_orders, state.served, lists, shown)
+        orders = await loop.run_in_executor(self._aside, shadow_orders, state.served, lists, shown)
         assert state.served.shadow is not None  # noqa: S101 - it is not called otherwise
         for order, each in zip(orders, shown, strict=True):
-            agrees = order[0] == lists.item_ids[int(each.rows[0])]
+            agrees = order[0] == lists.item_ids[int(each.rows[each.ranks.argmin()])]  # before chance was asked
             self.metrics.shadow.labels("same first" if agrees else "other first").inc()
         if self._writer is not None:
             now, version = time.time_ns() // 1_000, state.served.shadow.version
@@ -264,36 +286,16 @@ class Service:
     def _later(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
 
-    async def _tick(self) -> None:
-        """Seal write-ahead files that are old, and see to it that sealed ones become Parquet."""
-        assert self._writer is not None  # noqa: S101 - it is not called otherwise
-        if self.compacts:
-            self._later(self._compact())
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("what goes on beside the requests failed", exc_info=error)
+
+    async def _tick(self, writer: Writer) -> None:
+        """Seal write-ahead files that are old."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._writer.maybe_rotate()
-
-    async def _compact(self) -> None:
-        """Turn what is due into Parquet now and then, in a process of its own, which takes no time from requests."""
-        while True:
-            await asyncio.sleep(COMPACT_SECONDS)
-            if not self._is_due():
-                continue
-            window = f"{self.config.join_seconds:g}"
-            self._compaction = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "urank", "feedback", str(self.config.log), "--window", window, "--quiet"),
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-            if await self._compaction.wait():
-                logger.warning("the feedback log was not turned into Parquet this time; the line above says why")
-
-    def _is_due(self) -> bool:
-        """Whether some write-ahead file, not the one that is written to, is older than the time to wait for clicks."""
-        assert self._writer is not None and self.config.log is not None  # noqa: S101, PT018 - it is not called otherwise
-        before = time.time() - self.config.join_seconds
-        paths = [path for path in (self.config.log / WAL).glob("*.*") if path.stem != self._writer.segment]
-        with suppress(FileNotFoundError):  # another compaction has just removed it
-            return any(path.stat().st_mtime <= before for path in paths)
-        return True
+            writer.maybe_rotate()
+            self._troubled = self._troubled and not writer.healthy

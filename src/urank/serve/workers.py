@@ -3,8 +3,9 @@
     SIGTERM, SIGINT   take no more requests, finish those at hand, seal the log, end
     SIGHUP            load the models anew
 
-One process serves by itself. Several are children of one that only watches: it hands signals on, and starts another
-where one died. Children are forked before anything is loaded, so none inherits a thread.
+One process serves by itself. Several are started anew by one that only watches: they run the same command, find their
+socket in the environment, and say when they serve. The watching process hands signals on, and starts another where one
+died.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
-from urank.errors import ConfigError, UrankError
+from urank.errors import ConfigError
 from urank.serve.config import ServeConfig
 
-__all__ = ["open_socket", "serve"]
+__all__ = ["WORKER", "Worker", "open_socket", "serve"]
+
+WORKER = "URANK_SERVE_WORKER"
+"""The variable that tells a process that it is one of several: its number, its socket, where to say that it serves."""
 
 BACKLOG = 2_048
 GRACE_SECONDS = 20
 RESTART_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+FINAL = (2, 3)
+"""Exit codes of a worker that said what is wrong, and would say it again."""
 
 logger = logging.getLogger("urank.serve")
 
@@ -42,8 +51,31 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
     sock.listen(BACKLOG)
-    sock.set_inheritable(True)
     return sock
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of several."""
+
+    number: int
+    socket: int
+    told: int
+    parent: int
+
+    @classmethod
+    def here(cls) -> Worker | None:
+        """What this process is told to be; none when it was started by somebody else."""
+        text = os.environ.pop(WORKER, "")
+        return cls(*map(int, text.split(":"))) if text else None
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.socket}:{self.told}:{self.parent}"
+
+    def serve(self, config: ServeConfig, *, access_log: bool) -> None:
+        """Serve until a signal, or the end of the parent, ends it."""
+        sock = socket.socket(fileno=self.socket)
+        _run(config, sock, access_log=access_log, ready=lambda: _tell(self.told), worker=self)
 
 
 def serve(
@@ -59,9 +91,9 @@ def serve(
     Args:
         config: how.
         sock: what `open_socket` gave.
-        workers: how many processes.
+        workers: how many processes; several run the command of this one.
         access_log: write a line for every request on standard output.
-        ready: called when requests are served; with several workers, when they were started.
+        ready: called when requests are served.
 
     Raises:
         UrankError: when the models cannot be loaded.
@@ -70,9 +102,8 @@ def serve(
         _run(config, sock, access_log=access_log, ready=ready)
         return
     shared = tempfile.mkdtemp(prefix="urank-metrics-")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
     try:
-        _Watcher(config, sock, workers, access_log).run(ready)
+        _Watcher(sock, workers, shared).run(ready)
     finally:
         shutil.rmtree(shared, ignore_errors=True)
 
@@ -83,119 +114,149 @@ def _run(
     *,
     access_log: bool,
     ready: Callable[[], None],
-    compacts: bool = True,
-    siblings: bool = False,
+    worker: Worker | None = None,
 ) -> None:
     """Serve in this process."""
+    asked: list[int] = []  # a signal that comes while the models are loaded must not be lost, or end the process
+    signal.signal(signal.SIGHUP, lambda number, _: asked.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
     import uvicorn  # these load much that a watching process has no use for
 
     from urank.serve.app import build_app
 
-    asked: list[int] = []  # a signal that comes while the models are loaded must not be lost, or end the process
-    signal.signal(signal.SIGHUP, lambda number, _: asked.append(number))
-    app = build_app(config, compacts=compacts, siblings=siblings, reload_wanted=lambda: bool(asked))
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    app = build_app(
+        config,
+        compacts=worker is None or worker.number == 0,
+        parent=None if worker is None else worker.parent,
+        reload_wanted=lambda: bool(asked),
+    )
     settings = uvicorn.Config(
         app,
-        log_level="warning" if not access_log else "info",
+        log_level="info" if access_log else "error",
         access_log=access_log,
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        limit_concurrency=config.limits.connections,
         proxy_headers=False,
         ws="none",
         lifespan="on",
     )
-    ready()
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them once more at its end, when all is well
-        signal.signal(number, lambda *_: None)
-    uvicorn.Server(settings).run(sockets=[sock])
+    server = Server(settings)
+
+    def end(*_: object) -> None:
+        """Before uvicorn listens to signals, and once more at its end, when it raises them again."""
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    server.run(sockets=[sock])
+
+
+def _tell(descriptor: int) -> None:
+    os.write(descriptor, b".")
+    os.close(descriptor)
+
+
+@dataclass(frozen=True, eq=False)
+class _Child:
+    number: int
+    started: float
+    process: subprocess.Popen[bytes]
 
 
 class _Watcher:
     """The parent of several workers."""
 
-    def __init__(self, config: ServeConfig, sock: socket.socket, workers: int, access_log: bool) -> None:
-        self.config = config
+    def __init__(self, sock: socket.socket, workers: int, shared: str) -> None:
         self.sock = sock
-        self.access_log = access_log
-        self.children: dict[int, tuple[int, float]] = {}
         self.count = workers
+        self.shared = shared
+        self.children: list[_Child] = []
         self.ending = False
+        self.code = 0
 
     def run(self, ready: Callable[[], None]) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._signalled)
-        for worker in range(self.count):
-            self._start(worker)
-        ready()
-        failed = 0
-        while self.children:
-            failed = max(failed, self._wait())
-        if failed:
-            raise SystemExit(failed)
-
-    def _wait(self) -> int:
-        """Wait for a child to end; the exit code for which all must end, or 0."""
+        """Watch until all have ended."""
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(each, self._signalled)
+        heard, told = os.pipe()
+        os.set_blocking(heard, False)
         try:
-            pid, status = os.waitpid(-1, 0)
-        except InterruptedError:
-            return 0
-        worker, started = self.children.pop(pid)
-        code = os.waitstatus_to_exitcode(status)
-        if self.ending:
-            return 0
-        if code == 2:  # it said what is wrong, and would say it again
-            self._end(signal.SIGTERM)
-            return 2
-        logger.error("worker %d ended (%s); starting another", worker, code)
-        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - started)))
-        self._start(worker)
-        return 0
-
-    def _start(self, worker: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            self.children[pid] = worker, time.monotonic()
-            return
-        code = 1
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            _run(
-                self.config,
-                self.sock,
-                access_log=self.access_log,
-                ready=lambda: None,
-                compacts=worker == 0,
-                siblings=True,
-            )
-            code = 0
-        except UrankError as error:
-            if worker == 0:
-                print(f"Error: {error}", file=sys.stderr, flush=True)
-            code = 2
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
-        except KeyboardInterrupt:
-            code = 0
+            for number in range(self.count):
+                self._start(number, told)
+            serving = 0
+            while self.children:
+                if serving < self.count:
+                    serving += len(_read(heard))
+                    if serving == self.count:
+                        ready()
+                for child in list(self.children):
+                    if child.process.poll() is not None:
+                        self._ended(child, told)
+                time.sleep(LOOK_SECONDS)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            self._hand_on(signal.SIGTERM)
+        if self.code:
+            raise SystemExit(self.code)
+
+    def _start(self, number: int, told: int) -> None:
+        worker = Worker(number, self.sock.fileno(), told, os.getpid())
+        variables = {**os.environ, WORKER: str(worker), "PROMETHEUS_MULTIPROC_DIR": self.shared}
+        # SIGHUP would end a process that does not listen to it yet, so it begins with it held back.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        process = subprocess.Popen(  # noqa: S603 - the command of this very process
+            [sys.executable, "-m", "urank", *sys.argv[1:]], env=variables, pass_fds=[worker.socket, told]
+        )
+        self.children.append(_Child(number, time.monotonic(), process))
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        if self.ending:  # a signal that came before it was listed did not reach it
+            process.terminate()
+
+    def _ended(self, child: _Child, told: int) -> None:
+        """Start another where one died, unless all are to end."""
+        self.children.remove(child)
+        _forget_metrics(child.process.pid, self.shared)
+        if self.ending:
+            return
+        if child.process.returncode in FINAL:
+            self.code = 2
+            self._end()
+            return
+        logger.error("worker %d ended (%s); starting another", child.number, child.process.returncode)
+        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - child.started)))
+        if not self.ending:  # a signal may have come meanwhile
+            self._start(child.number, told)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
             self._hand_on(signal.SIGHUP)
         else:
-            self._end(signal.SIGTERM)
+            self._end()
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self) -> None:
         self.ending = True
-        self._hand_on(number)
+        self._hand_on(signal.SIGTERM)
 
     def _hand_on(self, number: signal.Signals) -> None:
-        for pid in list(self.children):
-            os.kill(pid, number)
+        for child in self.children:
+            child.process.send_signal(number)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4_096)
+    except BlockingIOError:
+        return b""
+
+
+def _forget_metrics(pid: int, shared: str) -> None:
+    """What a worker that ended said of itself holds no longer; what it counted stays."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(pid, shared)  # type: ignore[no-untyped-call]
