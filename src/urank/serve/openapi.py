@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -75,7 +74,7 @@ def body_models(mixed: bool, limits: Limits) -> dict[str, Any]:
     Lists are given up at the first entry that is wrong: a body of a few megabytes has room for a million of them.
     """
     features: Any = Annotated[MixedFeatures if mixed else NumericFeatures, Field(max_length=MAX_FEATURES)]
-    candidate = Candidate[features]
+    candidate = create_model("Candidate", __base__=Candidate[features])  # under this name it is described
     some = Annotated[list[candidate], Field(min_length=1, max_length=limits.candidates), FailFast()]
     query = create_model("RankQuery", __base__=RankQuery[features], candidates=(some, ...))
     several = Annotated[list[query], Field(min_length=1, max_length=limits.queries), FailFast()]
@@ -97,8 +96,8 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
     named = {**models, **{model.__name__: model for model in _ANSWERS}}
     chosen = [(model, "validation") for model in named.values()]
     references, schemas = models_json_schema(chosen, ref_template=_REF)  # type: ignore[arg-type]
-    found_names = {name: references[model, "validation"]["$ref"] for name, model in named.items()}
-    components, names = _plain_names(schemas.get("$defs", {}), found_names)
+    components = dict(schemas.get("$defs", {}))
+    names = {name: references[model, "validation"]["$ref"] for name, model in named.items()}
     _describe_features(components, state, service)
     found.setdefault("components", {}).setdefault("schemas", {}).update(components)
     if service.config.key is not None:
@@ -113,16 +112,6 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
             for status, words in _REFUSALS.items():
                 operation["responses"][status] = {"description": words, "content": problem}
     return found
-
-
-def _plain_names(schemas: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Schemas, and references to them, without the kinds of features that Pydantic puts into their names."""
-    kinds = names["RankQuery"].rpartition("/RankQuery")[2]
-    texts = (json.dumps(each) for each in (schemas, names))
-    plain, references = (json.loads(text.replace(kinds, "") if kinds else text) for text in texts)
-    for schema in plain.values():
-        schema["title"] = schema.get("title", "").partition("[")[0]
-    return plain, references
 
 
 def _describe_operation(path: str, operation: dict[str, Any], names: Mapping[str, str]) -> None:

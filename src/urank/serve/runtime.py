@@ -1,16 +1,14 @@
 """A saved model as the server runs it: ONNX Runtime for networks and click models, LightGBM for tree scorers; no torch.
 
 Everything is read into memory, checked and tried on a row before it takes the place of what is served, so that a broken
-artifact is refused whole. A folder that is replaced while it is read is read again.
+artifact is refused whole.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +20,13 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError, UrankError
 from urank.features import Featurizer, Inputs
-from urank.manifest import read_manifest
 from urank.rankers.order import METHODS, Method, positions_in_lists, worth
+from urank.serve.artifact import read_artifact, version_of
 
 __all__ = ["MISSING", "Items", "ServedModel", "load_served"]
 
 MISSING = "\x00missing"
 """Stands for a missing category: ONNX has no missing text, and no vocabulary holds this."""
-
-_TRIES = 5
-_PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +141,12 @@ def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
         DataError: when it is not a model, is damaged, or gives what no model gives.
     """
     folder = Path(folder)
-    files = _read_files(folder)
+    files = read_artifact(folder)
     try:
         manifest = json.loads(files["manifest.json"])
         featurizer = _featurizer(json.loads(files["features.json"]))
         model = ServedModel(
-            version=_version(files),
+            version=version_of(files),
             manifest=manifest,
             featurizer=featurizer,
             clicks=_session(files["clicks.onnx"], featurizer, threads),
@@ -164,89 +159,6 @@ def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be served ({type(error).__name__}: {reason})") from error
     return model
-
-
-def _read_files(folder: Path) -> dict[str, bytes]:
-    """The files of one artifact, also when another takes its name meanwhile."""
-    for left in reversed(range(_TRIES)):
-        try:
-            manifest = read_manifest(folder)
-        except RecursionError as error:
-            raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
-        except DataError:
-            if folder.exists() or not left:
-                raise
-            time.sleep(_PAUSE_SECONDS)  # one folder has gone, and the next is about to come
-            continue
-        files = _read_at_once(folder, _names(manifest))
-        if files is not None and _is_json_of(files["manifest.json"], manifest):
-            return files
-    raise DataError(f"{folder} changes while it is read")
-
-
-def _names(manifest: Mapping[str, Any]) -> list[str]:
-    """The files that a model of this kind is served from."""
-    names, scorer = ["manifest.json", "features.json", "clicks.onnx"], manifest.get("scorer")
-    if isinstance(scorer, dict) and scorer:
-        names.append("scorer.txt" if scorer.get("family") == "trees" else "scorer.onnx")
-    return names
-
-
-def _read_at_once(folder: Path, names: Sequence[str]) -> dict[str, bytes] | None:
-    """Files of a folder as they are at one time; none when they are deleted or written to meanwhile.
-
-    They are read through one handle of the folder: paths could lead to another folder of that name, and back again to
-    the first, between one file and the next.
-    """
-    handle = -1
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        before = _identities(handle, names)
-        files = {name: _read_in(handle, name) for name in names}
-        return files if _identities(handle, names) == before else None
-    except OSError as error:
-        if handle != -1 and not _is_still(folder, handle):
-            return None
-        name = Path(str(error.filename)).name
-        raise DataError(f"{folder} cannot be served: {name} cannot be read ({error.strerror})") from error
-    finally:
-        if handle != -1:
-            os.close(handle)
-
-
-def _read_in(handle: int, name: str) -> bytes:
-    with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=handle)) as file:
-        return file.read()
-
-
-def _identities(handle: int, names: Sequence[str]) -> list[tuple[int, int, int]]:
-    """What tells files from others of their names, and from what they were before."""
-    found = [os.stat(name, dir_fd=handle) for name in names]
-    return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
-
-
-def _is_still(folder: Path, handle: int) -> bool:
-    """Whether a folder is the one that was opened."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(handle))
-    except OSError:
-        return False
-
-
-def _is_json_of(content: bytes, value: Any) -> bool:
-    try:
-        return bool(json.loads(content) == value)
-    except ValueError:
-        return False
-
-
-def _version(files: Mapping[str, bytes]) -> str:
-    """The same for the same files, wherever they lie."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name} {len(files[name])}\n".encode())
-        digest.update(files[name])
-    return digest.hexdigest()[:12]
 
 
 def _featurizer(values: Mapping[str, Any]) -> Featurizer:
