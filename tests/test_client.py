@@ -271,7 +271,7 @@ def test_reload_tells_the_version_that_is_served_now(place: Place, tmp_path: Pat
         version = client.model().version
         assert client.reload() == Reloaded(version, changed=False)
         (model / "manifest.json").write_text("{}")
-        with pytest.raises(ServerError, match="the models stay as they are") as refusal:
+        with pytest.raises(ServerError, match="the old one stays") as refusal:
             client.reload()
         assert refusal.value.status == 409
         assert client.model().version == version

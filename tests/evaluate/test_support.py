@@ -57,7 +57,8 @@ UNEVEN = np.concatenate([[250.0], np.ones(750), np.zeros(249)])
         (replace(sound(known=True), as_logged=np.full(1000, 1.0)), None),
         (
             replace(sound(known=True), ips=weighted(4.3, 4.3**2 / 3)),
-            "only 43 % of this policy's placements could have been logged; of the rest the click model tells, and IPS alone counts it as nothing",
+            "only 43 % of this policy's placements could have been logged; "
+            "the rest rests on the click model, and is nothing to IPS",
         ),
         (
             replace(sound(known=True), ips=weighted(13, 13**2 / 3)),

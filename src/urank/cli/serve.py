@@ -237,4 +237,5 @@ def serve_command(
             page = "" if no_playground else ", the playground with a browser at the same address"
             Console().print(f"Serving {model} at {address}{page}. Ctrl-C ends it.", highlight=False, soft_wrap=True)
 
-    serve(config, sock, workers=workers, access_log=access_log, ready=ready)
+    with sock:
+        serve(config, sock, workers=workers, access_log=access_log, ready=ready)

@@ -92,7 +92,7 @@ def _warnings(found: Support) -> list[str]:
         if found.coverage + leave < 0.9:
             warnings.append(
                 f"only {_percent(found.coverage)} of this policy's placements could have been logged; "
-                "of the rest the click model tells, and IPS alone counts it as nothing"
+                "the rest rests on the click model, and is nothing to IPS"
             )
         if found.coverage - leave > 1.1:
             warnings.append(

@@ -55,6 +55,7 @@ def read_lists(body: bytes, reader: Reader) -> Lists:
         item_ids=items,
         items=_items(table, reader, offsets),
         valued=[_has(table, "value")] * len(first),
+        batch=False,  # what is wrong is a column, whatever the number of lists
     )
 
 

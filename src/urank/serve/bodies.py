@@ -45,6 +45,7 @@ MixedFeatures = dict[str, Annotated[int | float | str | bool | None, Field(union
 FeaturesT = TypeVar("FeaturesT")
 
 Id = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+OrderName = Annotated[str, Field(min_length=1, max_length=64)]
 Value = Annotated[float, Field(ge=0, le=MAX_VALUE)]
 Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 
@@ -99,7 +100,7 @@ class ExplainQuery(_Body, Generic[FeaturesT]):
     query_id: Id | None = None
     positions: Positions | None = Field(None, description="how many would be shown; at most as many as the model knows")
     candidates: list[Candidate[FeaturesT]] = Field(min_length=1)
-    orders: dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[list[Id], Field(min_length=1)]] = Field(
+    orders: Annotated[dict[OrderName, Annotated[list[Id], Field(min_length=1), FailFast()]], FailFast()] = Field(
         default_factory=dict, max_length=MAX_ORDERS, description="orders to judge: item ids from the top, by name"
     )
 

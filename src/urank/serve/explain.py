@@ -30,7 +30,7 @@ def explain(served: Served, lists: Lists, orders: Mapping[str, Sequence[str]]) -
         method: model.order(items, table, scores, method=method, positions=places) for method in model.methods
     }
     made |= {name: _positions(name, ids, lists.item_ids, taken=model.methods) for name, ids in orders.items()}
-    clicks = np.exp(table[:, :places].astype(np.float64))
+    clicks = np.minimum(np.exp(table[:, :places].astype(np.float64)), 1)  # a graph may round to just above
     given = [None] * len(items) if scores is None else scores.tolist()
     rows = zip(lists.item_ids, items.value.tolist(), given, clicks.tolist(), strict=True)
     return {

@@ -38,7 +38,7 @@ class Lists:
         item_ids: of each row of `items`.
         items: the candidates of all lists.
         valued: whether each list came with values.
-        batch: whether the request is one of several lists, though it may have but one.
+        batch: whether the places of refusals are those in a batch, though it may have but one list.
     """
 
     query_ids: Sequence[str]
@@ -193,7 +193,7 @@ def category_text(value: str | bool | float | None) -> str:
         return MISSING
     if isinstance(value, bool):
         return "true" if value else "false"
-    if abs(value) < _WHOLE and value == int(value):
+    if isinstance(value, int) or (abs(value) < _WHOLE and value == int(value)):
         return str(int(value))
     return str(pl.Series([value]).cast(pl.String)[0])  # as Polars writes it, which reads the log
 

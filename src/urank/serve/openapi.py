@@ -73,7 +73,7 @@ def body_models(mixed: bool, limits: Limits) -> dict[str, Any]:
 
     Lists are given up at the first entry that is wrong: a body of a few megabytes has room for a million of them.
     """
-    features: Any = Annotated[MixedFeatures if mixed else NumericFeatures, Field(max_length=MAX_FEATURES)]
+    features: Any = Annotated[MixedFeatures if mixed else NumericFeatures, Field(max_length=MAX_FEATURES), FailFast()]
     candidate = create_model("Candidate", __base__=Candidate[features])  # under this name it is described
     some = Annotated[list[candidate], Field(min_length=1, max_length=limits.candidates), FailFast()]
     query = create_model("RankQuery", __base__=RankQuery[features], candidates=(some, ...))

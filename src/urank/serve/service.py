@@ -87,11 +87,11 @@ class Service:
         self.config = config
         self.compacts = compacts
         self.metrics = Metrics()
-        if config.log is not None:
-            check_log(config.log)
         self.state = self._made(load(config.sources))
         self._tell_models(self.state.served, 1)
         self.samples = self._read_samples()
+        if config.log is not None:
+            check_log(config.log)
         self._rng = np.random.default_rng(config.seed)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="urank aside")  # for what no request waits for

@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from urank.errors import ConfigError
+from urank.errors import ConfigError, UrankError
 from urank.serve.config import ServeConfig
 
 __all__ = ["WORKER", "Worker", "open_socket", "serve"]
@@ -46,11 +47,15 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
     except OSError as error:
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
-    sock.listen(BACKLOG)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
     return sock
 
 
@@ -74,8 +79,13 @@ class Worker:
 
     def serve(self, config: ServeConfig, *, access_log: bool) -> None:
         """Serve until a signal, or the end of the parent, ends it."""
-        sock = socket.socket(fileno=self.socket)
-        _run(config, sock, access_log=access_log, ready=lambda: _tell(self.told), worker=self)
+        try:
+            with socket.socket(fileno=self.socket) as sock:
+                _run(config, sock, access_log=access_log, ready=lambda: _tell(self.told), worker=self)
+        except UrankError:
+            if self.number == 0:
+                raise
+            raise SystemExit(2) from None  # the first says it for all
 
 
 def serve(
@@ -124,6 +134,7 @@ def _run(
     import uvicorn  # these load much that a watching process has no use for
 
     from urank.serve.app import build_app
+    from urank.serve.heads import BoundedHeads
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -138,6 +149,7 @@ def _run(
     )
     settings = uvicorn.Config(
         app,
+        http=BoundedHeads,
         log_level="info" if access_log else "error",
         access_log=access_log,
         server_header=False,
@@ -226,6 +238,9 @@ class _Watcher:
             return
         if child.process.returncode in FINAL:
             self.code = 2
+            for first in (each for each in self.children if each.number == 0):  # it is the one that says why
+                with suppress(subprocess.TimeoutExpired):
+                    first.process.wait(GRACE_SECONDS)
             self._end()
             return
         logger.error("worker %d ended (%s); starting another", child.number, child.process.returncode)

@@ -1,0 +1,205 @@
+"""Candidates of a request as arrays: every number exact, every refusal with its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.cases import lists_of
+from urank.log.cells import feature_expr
+from urank.serve.bodies import Limits
+from urank.serve.items import Reader, category_text, check_sizes
+from urank.serve.openapi import body_models
+from urank.serve.problems import Problem
+from urank.serve.runtime import MISSING
+
+NUMBERS = ("price", "age", "rate")
+TEXTS = ("brand", "size")
+LARGEST = float(np.finfo(np.float32).max)
+FIRST_TOO_LARGE = LARGEST + 2.0**103  # half a step above the largest of 32 bits, which rounds up to infinity
+
+numbers = st.none() | st.floats(-LARGEST, LARGEST, allow_subnormal=True) | st.integers(-(2**70), 2**70).map(float)
+texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def reader(numeric: tuple[str, ...] = NUMBERS, categorical: tuple[str, ...] = TEXTS, **options: Any) -> Reader:
+    limits = Limits(**options.pop("limits", {}))
+    return Reader(numeric, categorical, limits, **options)
+
+
+def candidate(item: str = "a", **features: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"price": 1.0, "age": 2.0, "rate": 3.0, "brand": "x", "size": "y"}
+    return {"item_id": item, "features": defaults | features}
+
+
+def query(*candidates: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    return {"query_id": "q", "candidates": list(candidates), **settings}
+
+
+def refusal(found: Reader, *queries: dict[str, Any], batch: bool = False) -> Problem:
+    with pytest.raises(Problem) as error:
+        lists_of(found, queries, batch=batch)
+    assert error.value.status == 422
+    return error.value
+
+
+def places(problem: Problem) -> list[str]:
+    return [place for place, _ in problem.errors]
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers, texts, texts), min_size=1, max_size=8), st.randoms())
+def test_features_become_arrays(rows: list[tuple[Any, ...]], random: Any) -> None:
+    """In the order of the model, whatever that of the request; a number is the nearest of 32 bits."""
+    names = [*NUMBERS, *TEXTS]
+    candidates = []
+    for number, row in enumerate(rows):
+        pairs = list(zip(names, row, strict=True))
+        random.shuffle(pairs)
+        candidates.append({"item_id": str(number), "features": dict(pairs)})
+    items = lists_of(reader(), [query(*candidates)]).items
+    wanted = np.array([[np.nan if each is None else each for each in row[:3]] for row in rows]).astype(np.float32)
+    np.testing.assert_array_equal(items.numeric, wanted)
+    assert items.numeric.dtype == np.float32
+    assert items.categorical.tolist() == [[MISSING if each is None else each for each in row[3:]] for row in rows]
+    assert items.value.tolist() == [1.0] * len(rows)
+    assert items.offsets.tolist() == [0, len(rows)]
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8))
+def test_so_do_numbers_alone(rows: list[tuple[Any, ...]]) -> None:
+    """Which go another way, that trusts the parser."""
+    candidates = [{"item_id": str(n), "features": dict(zip(NUMBERS, row, strict=True))} for n, row in enumerate(rows)]
+    items = lists_of(reader(categorical=()), [query(*candidates)]).items
+    wanted = np.array([[np.nan if each is None else each for each in row] for row in rows]).astype(np.float32)
+    np.testing.assert_array_equal(items.numeric, wanted)
+    assert items.categorical.shape == (len(rows), 0)
+
+
+@pytest.mark.parametrize(("numeric", "categorical"), [((), ("brand",)), (("price",), ()), ((), ())])
+def test_few_features(numeric: tuple[str, ...], categorical: tuple[str, ...]) -> None:
+    features = {"price": 2.5, "brand": "x"}
+    given_ = {name: features[name] for name in (*numeric, *categorical)}
+    found = reader(numeric, categorical)
+    items = lists_of(found, [query({"item_id": "a", "features": given_}, {"item_id": "b", "features": given_})]).items
+    assert items.numeric.tolist() == [[2.5] * len(numeric)] * 2
+    assert items.categorical.tolist() == [["x"] * len(categorical)] * 2
+
+
+def test_what_belongs_to_lists() -> None:
+    first = query(candidate("a") | {"value": 2.5}, candidate("b"), user_id="u", positions=3, method="match")
+    lists = lists_of(reader(), [first, query(candidate("a")) | {"query_id": "r"}])
+    assert len(lists) == 2
+    assert (lists.query_ids, lists.user_ids) == (["q", "r"], ["u", None])
+    assert (lists.positions, lists.methods) == ([3, None], ["match", None])
+    assert (lists.item_ids, lists.valued) == (["a", "b", "a"], [True, False])
+    assert lists.items.value.tolist() == [2.5, 1.0, 1.0]
+    assert lists.items.offsets.tolist() == [0, 2, 3]
+
+
+def test_the_list_to_explain() -> None:
+    model = body_models(True, Limits())["ExplainQuery"]
+    lists = reader().list_of(model.model_validate({"candidates": [candidate("a")], "positions": 4}))
+    assert (lists.query_ids, lists.positions, lists.item_ids) == ([""], [4], ["a"])
+
+
+@pytest.mark.parametrize("categorical", [TEXTS, ()])
+@pytest.mark.parametrize("size", [FIRST_TOO_LARGE, 1e39, -1e39, 1e300, -FIRST_TOO_LARGE])
+def test_numbers_that_do_not_fit_are_refused(categorical: tuple[str, ...], size: float) -> None:
+    found = reader(categorical=categorical)
+    good = {name: value for name, value in candidate()["features"].items() if name in (*NUMBERS, *categorical)}
+    bad = {"item_id": "b", "features": good | {"age": size}}
+    problem = refusal(found, query({"item_id": "a", "features": good}, bad))
+    assert problem.errors == [("candidates.1.features.age", "must be a number that fits 32 bits, or null")]
+
+
+def test_the_largest_that_fits_is_not() -> None:
+    just_below = np.nextafter(FIRST_TOO_LARGE, 0)
+    items = lists_of(reader(), [query(candidate(price=just_below, age=LARGEST, rate=-LARGEST))]).items
+    assert items.numeric.tolist() == [[LARGEST, LARGEST, -LARGEST]]
+
+
+@pytest.mark.parametrize("value", ["12", "", "text", True, False])
+def test_text_and_booleans_are_no_numbers(value: str | bool) -> None:
+    problem = refusal(reader(), query(candidate("a"), candidate("b", age=value)))
+    assert problem.errors == [("candidates.1.features.age", "must be a number that fits 32 bits, or null")]
+
+
+def test_features_that_lack_or_are_unknown() -> None:
+    few = candidate("b")
+    del few["features"]["age"], few["features"]["size"]
+    problem = refusal(reader(), query(candidate("a", colour="red"), few))
+    assert problem.errors == [
+        ("candidates.0.features.colour", "is not a feature of the model"),
+        ("candidates.1.features.age", "is needed; send null where it is missing"),
+        ("candidates.1.features.size", "is needed; send null where it is missing"),
+    ]
+    swapped = candidate("a", colour="red")
+    del swapped["features"]["age"]  # as many as there should be, but not these
+    assert places(refusal(reader(), query(swapped))) == ["candidates.0.features.age", "candidates.0.features.colour"]
+
+
+def test_places_in_a_batch() -> None:
+    good, bad = query(candidate("a")), query(candidate("a"), candidate("b", rate="x"))
+    assert places(refusal(reader(), good, bad, batch=True)) == ["queries.1.candidates.1.features.rate"]
+    assert places(refusal(reader(), bad, batch=True)) == ["queries.0.candidates.1.features.rate"]
+    twice = query(candidate("a"), candidate("b"), candidate("a"))
+    problem = refusal(reader(), good, twice, batch=True)
+    assert problem.errors == [("queries.1.candidates.2.item_id", "is also that of queries.1.candidates.0")]
+    assert places(refusal(reader(), twice)) == ["candidates.2.item_id"]
+
+
+def test_unknown_features_may_be_ignored() -> None:
+    found = reader(ignore_unknown=True)
+    items = lists_of(found, [query(candidate(colour="red", weight=True))]).items
+    assert items.numeric.tolist() == [[1.0, 2.0, 3.0]]
+    few = candidate(colour="red")
+    del few["features"]["age"]
+    assert refusal(found, query(few)).errors == [
+        ("candidates.0.features.age", "is needed; send null where it is missing")
+    ]
+
+
+def test_many_errors_are_named_from_the_first_on() -> None:
+    problem = refusal(reader(), *[query(*[candidate(str(k), rate="x") for k in range(50)])] * 3, batch=True)
+    assert places(problem)[:2] == ["queries.0.candidates.0.features.rate", "queries.0.candidates.1.features.rate"]
+    assert len(problem.errors) <= 30  # a few of each list are enough
+
+
+def test_limits() -> None:
+    three = [candidate(str(k)) for k in range(3)]
+    found = reader(limits={"candidates": 3, "queries": 2, "rows": 5})
+    assert len(lists_of(found, [query(*three), query(*three[:2])]).items) == 5
+    problem = refusal(found, query(*three, candidate("more")))
+    assert (problem.detail, places(problem)) == ("a query has at most 3 candidates; got 4", ["candidates"])
+    problem = refusal(found, query(*three[:1]), query(*three, candidate("more")), batch=True)
+    assert places(problem) == ["queries.1.candidates"]
+    assert "a batch has at most 5 candidates in all; got 6" in refusal(found, query(*three), query(*three)).detail
+    assert "a batch has at most 2 queries; got 3" in refusal(found, *[query(*three[:1])] * 3).detail
+    check_sizes([3, 2], found.limits)
+
+
+@given(st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False))
+def test_categories_are_called_as_in_a_log(value: float) -> None:
+    """Where the same category is a number in a log and in a request, it is one category."""
+    frame = pl.DataFrame({"c": [value]})
+    in_log = frame.select(feature_expr("c", "c", None, frame.dtypes[0], categorical=True)).item()
+    assert category_text(value) == in_log
+    body = body_models(True, Limits())["RankQuery"].model_validate(query({"item_id": "a", "features": {"c": value}}))
+    assert Reader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [[in_log]]
+
+
+@pytest.mark.parametrize("number", [2**64, -(10**30), 10**400])
+def test_whole_numbers_of_any_size_are_categories(number: int) -> None:
+    body = body_models(True, Limits())["RankQuery"].model_validate(query({"item_id": "a", "features": {"c": number}}))
+    assert Reader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [[str(number)]]
+
+
+def test_but_not_numbers() -> None:
+    problem = refusal(reader(), query(candidate(age=10**400)))
+    assert problem.errors == [("candidates.0.features.age", "must be a number that fits 32 bits, or null")]
+    assert lists_of(reader(), [query(candidate(age=10**38))]).items.numeric[0, 1] == np.float32(1e38)
