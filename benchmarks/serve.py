@@ -1,6 +1,6 @@
 """The server under load, on the machine's own loopback and with one worker.
 
-    python -m benchmarks serve                     all of it, about 25 minutes
+    python -m benchmarks serve                     all of it, about 20 minutes
     python -m benchmarks serve --only latency      lists of 100: server time against a bare call of ONNX Runtime and
                                                    the decoding of JSON; `match` against `score`; throughput against
                                                    FastAPI endpoints that only parse the body
@@ -67,7 +67,7 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
 
 def _latency(folder: Path, quick: bool) -> Iterator[Bar]:
     """Lists of 100, one connection; then throughput."""
-    rounds, seconds = (2, 1.5) if quick else (9, 8.0)
+    rounds, seconds = (2, 1.5) if quick else (5, 6.0)
     both = rank_requests(100, methods=("score", "match"))
     bodies = [json_body(100, seed) for seed in range(8)]
     kinds = ("plain", "logged")
@@ -122,7 +122,7 @@ def _throughput(folder: Path, rounds: int, seconds: float) -> Iterator[Bar]:
 
 def _arrow(folder: Path, quick: bool) -> Iterator[Bar]:
     """Lists of 1,000."""
-    rounds, seconds = (2, 2.0) if quick else (9, 8.0)
+    rounds, seconds = (2, 2.0) if quick else (5, 6.0)
     bodies = {JSON: rank_requests(1_000, count=4), ARROW: rank_requests(1_000, kind=ARROW, count=4)}
     words = {JSON: "JSON", ARROW: "Arrow"}
     shares: dict[str, list[float]] = {kind: [] for kind in bodies}
