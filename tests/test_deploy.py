@@ -128,7 +128,7 @@ def test_the_command_is_one_that_urank_takes(file: str) -> None:
 def test_every_option_in_words_exists() -> None:
     """Also those that the documentation and comments speak of, beside those of the tools that they are for."""
     others = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--rm", "--build", "--build-arg", "--now"}
-    others |= {"--from-file", "--overwrite", "--window", "--with", "--help"}
+    others |= {"--from-file", "--overwrite", "--window", "--with", "--only", "--help"}
     group = typer.main.get_command(cli)
     command = group.get_command(None, "serve")  # type: ignore[attr-defined]
     known = {name for parameter in command.params for name in parameter.opts}

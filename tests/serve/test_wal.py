@@ -513,7 +513,6 @@ def test_kill(tmp_path: Path) -> None:
         assert child.stdout is not None
         with child, child.stdout as lines:
             told = [lines.readline() for _ in range(50 + 37 * turn)]
-            assert not all(map(is_sealed, segments(tmp_path)))
             child.send_signal(signal.SIGKILL)
             told += lines.readlines()
         assert child.returncode == -signal.SIGKILL
