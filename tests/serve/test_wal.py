@@ -519,7 +519,9 @@ def test_kill(tmp_path: Path) -> None:
         printed |= {line.strip() for line in told if line.endswith("\n")}
     found: set[str] = set()
     for path in segments(tmp_path):
-        assert is_sealed(path)
+        if not is_sealed(path):
+            assert not path.exists()  # killed between making the file and writing to it: it was empty and is removed
+            continue
         some, _, damaged = read_segment(path)
         assert damaged == 0
         for record in map(decode, some):
