@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from urank import team
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset, Group
 from urank.prefetch import prefetch
 
 __all__ = ["Batch", "Gain", "Lists", "MemoryStream", "Stream", "train_and_valid"]
 
-CACHE_BYTES = 256 * 2**20
+HELD_OUT_ROWS = 1_000_000
+"""More impressions tell a better round from a worse one no more surely, and cost as much as learning from them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,16 +102,38 @@ class Stream:
         featurizer: Featurizer,
         *,
         batch_lists: int = 256,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         table: Callable[[Inputs], NDArray[np.float32]] | None = None,
         gain: Gain | None = None,
+        shown: bool = False,
+        most_rows: int | None = None,
     ) -> None:
+        """Open a split.
+
+        Args:
+            dataset: the prepared log.
+            split: the name of the split.
+            featurizer: makes inputs of raw columns.
+            batch_lists: lists in a batch.
+            cache_bytes: how large a split may be to be kept; by the memory of the dataset when left out.
+            table: gives P(click | item, k) `[rows, K]`.
+            gain: gives what each item is worth by itself.
+            shown: leave out the items beyond the last position, which nobody saw.
+            most_rows: take only the first row groups, as many as reach so many rows.
+        """
         self.dataset = dataset
         self.split = split
         self.featurizer = featurizer
         self.batch_lists = batch_lists
         self.groups = dataset.groups(split)
         self.rows = dataset.rows(split)
+        if most_rows is not None and self.rows > most_rows:
+            lists = sum(group.lists for group in self.groups)
+            before = np.cumsum([0, *(group.lists for group in self.groups)])[:-1] * self.rows / lists
+            self.groups = [group for group, rows in zip(self.groups, before, strict=True) if rows < most_rows]
+            self.rows = round(self.rows * sum(group.lists for group in self.groups) / lists)
+        self._shown = shown
+        cache_bytes = dataset.memory.cache_bytes if cache_bytes is None else cache_bytes
         width = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical) + 24
         width += 4 * dataset.positions if table is not None else 0
         self._table = table
@@ -125,6 +149,7 @@ class Stream:
         columns = [*self.featurizer.names, "position", "click", *(["value"] if has_value else [])]
         columns += self._gain.columns if self._gain is not None else []
         block = self.dataset.read(self.groups[group], columns)
+        block = block.shown(self.dataset.positions) if self._shown else block
         inputs = self.featurizer.encode(block.items)
         lists = Lists(
             inputs=inputs,
@@ -146,25 +171,39 @@ class Stream:
     def batches(
         self, groups: Sequence[int] | None = None, *, shuffle: tuple[int, int] | None = None
     ) -> Iterator[Batch]:
-        """Batches of about `batch_lists` lists.
+        """Batches of about `batch_lists` lists; of a team, each worker has its share of the lists and of a batch.
 
         Args:
             groups: numbers of row groups; all of them, in order, when left out.
             shuffle: seed and epoch that decide the order of the lists within a row group; as written when left out.
         """
 
+        mine = self._shares(range(len(self.groups)) if groups is None else groups)
+
         def loaded() -> Iterator[Lists]:
-            for group in range(len(self.groups)) if groups is None else groups:
+            for group, part in mine:
                 lists = self.lists(group)
+                order = np.arange(self.groups[group].lists)
                 if shuffle is not None:
-                    rng = np.random.default_rng([*shuffle, group])
-                    lists = lists.permuted(rng.permutation(len(lists.offsets) - 1))
-                yield lists
+                    order = np.random.default_rng([*shuffle, group]).permutation(order)
+                whole = shuffle is None and len(part) == len(order)
+                yield lists if whole else lists.permuted(order[part.start : part.stop])
 
         for lists in prefetch(loaded()):
-            yield from self._cut(lists)
+            yield from self._cut(lists, -(-self.batch_lists // team.size()))
 
-    def _cut(self, lists: Lists) -> Iterator[Batch]:
+    def _shares(self, groups: Sequence[int]) -> list[tuple[int, range]]:
+        """The row groups that this worker reads, and which of their lists it takes: neighbours may share a group."""
+        bounds = np.append(0, np.cumsum([self.groups[group].lists for group in groups]))
+        mine = team.share(int(bounds[-1]))
+        shares = []
+        for group, first, last in zip(groups, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            part = range(max(first, mine.start) - first, min(last, mine.stop) - first)
+            if len(part):
+                shares.append((group, part))
+        return shares
+
+    def _cut(self, lists: Lists, batch_lists: int) -> Iterator[Batch]:
         """Slices of a row group; they share its memory."""
         numeric, categorical = torch.from_numpy(lists.inputs.numeric), torch.from_numpy(lists.inputs.categorical)
         position, click = torch.from_numpy(lists.position), torch.from_numpy(lists.click)
@@ -172,8 +211,8 @@ class Stream:
         table = torch.from_numpy(lists.table) if lists.table is not None else None
         gain = torch.from_numpy(lists.gain) if lists.gain is not None else None
         n_lists = len(lists.offsets) - 1
-        for first in range(0, n_lists, self.batch_lists):
-            last = min(first + self.batch_lists, n_lists)
+        for first in range(0, n_lists, batch_lists):
+            last = min(first + batch_lists, n_lists)
             rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
             yield Batch(
                 numeric[rows],
@@ -194,11 +233,24 @@ def train_and_valid(
     *,
     table: Callable[[Inputs], NDArray[np.float32]] | None = None,
     gain: Gain | None = None,
+    shown: bool = False,
 ) -> tuple[Stream, Stream]:
-    """What a network learns from and what stops it; no step is taken on valid, so that its batches may be larger."""
+    """What a network learns from and what stops it; no step is taken on valid, so that its batches may be larger.
+
+    Of a large valid split the first row groups do: its queries are in the order of their hashes, so they are a sample.
+    """
     return (
-        Stream(dataset, "train", featurizer, batch_lists=batch_lists, table=table, gain=gain),
-        Stream(dataset, "valid", featurizer, batch_lists=8 * batch_lists, table=table, gain=gain),
+        Stream(dataset, "train", featurizer, batch_lists=batch_lists, table=table, gain=gain, shown=shown),
+        Stream(
+            dataset,
+            "valid",
+            featurizer,
+            batch_lists=8 * batch_lists,
+            table=table,
+            gain=gain,
+            shown=shown,
+            most_rows=HELD_OUT_ROWS,
+        ),
     )
 
 

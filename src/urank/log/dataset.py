@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from urank.errors import DataError
 from urank.log.lists import list_ids
 from urank.log.split import stable_hash
+from urank.memory import DEFAULT_MEMORY, Memory
 
 __all__ = ["Block", "Dataset", "Group", "is_prepared"]
 
@@ -63,6 +64,14 @@ class Block:
         """What tells the query of each list from all others, in this block and beyond."""
         return stable_hash(pl.Series(self.lists["query_id"].combine_chunks()))
 
+    def shown(self, positions: int) -> Block:
+        """The same lists without the items beyond the last position, which were candidates that nobody saw."""
+        keep = self.column("position") <= positions
+        if keep.all():
+            return self
+        before = np.append(0, np.cumsum(keep))
+        return Block(self.lists, self.items.filter(pa.array(keep)), before[self.offsets])
+
     def shuffled(self, rng: np.random.Generator) -> Block:
         """The same lists with their items in random order. As written they are in the order of their positions, and a
         ranker that cannot tell two items apart would be credited with the work of the one that made the log."""
@@ -82,10 +91,12 @@ class Dataset:
         description: the content of its `schema.json`.
         positions: K.
         numeric, categorical: the names of the features.
+        memory: what those who learn from it may take.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, memory: Memory = DEFAULT_MEMORY) -> None:
         self.folder = Path(folder)
+        self.memory = memory
         path = self.folder / "schema.json"
         try:
             self.description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ class Fold(Dataset):
     """
 
     def __init__(self, dataset: Dataset, parts: dict[str, _Part]) -> None:
-        super().__init__(dataset.folder)
+        super().__init__(dataset.folder, memory=dataset.memory)
         self._parts = parts
 
     def groups(self, split: str) -> list[Group]:
