@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from urank.errors import ConfigError
-from urank.files import new_file, new_folder
+from urank.files import new_file, new_folder, remove_folder
+from urank.paths import to_path
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The name of a folder in fsspec's memory, gone afterwards."""
+    yield "memory://elsewhere"
+    files = fsspec.filesystem("memory")
+    if files.exists("/elsewhere"):
+        files.rm("/elsewhere", recursive=True)
+
+
+def contents(folder: str) -> dict[str, str]:
+    """The files of a folder elsewhere and what they hold."""
+    path = to_path(folder)
+    found = (each for each in path.rglob("*") if each.is_file())
+    return {each.relative_to(path).as_posix(): each.read_text() for each in found}
+
+
+def write(folder: str, **files: str) -> None:
+    for name, content in files.items():
+        to_path(f"{folder}/{name}").write_text(content)
 
 
 def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
@@ -99,3 +123,101 @@ def test_folders_made_on_the_way_vanish_with_a_failure(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), new_folder(tmp_path / "kept" / "c", marker="m"):
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_folder_elsewhere_appears_with_its_marker(elsewhere: str) -> None:
+    with new_folder(f"{elsewhere}/a/out", marker="m") as working:
+        assert str(working) == f"{elsewhere}/a/out"
+        (working / "part").mkdir()
+        (working / "part" / "x").write_text("1")
+        (working / "m").write_text("2")
+    assert contents(elsewhere) == {"a/out/part/x": "1", "a/out/m": "2"}
+
+
+def test_a_folder_elsewhere_is_replaced_only_when_asked(elsewhere: str) -> None:
+    write(elsewhere, m="old", x="old")
+    refused = pytest.raises(ConfigError, match=f"^{elsewhere} exists already; choose another name or pass --overwrite")
+    with refused, new_folder(elsewhere, marker="m"):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"m": "old", "x": "old"}
+    with new_folder(elsewhere, marker="m", overwrite=True) as working:
+        assert contents(elsewhere) == {}  # nothing of the old one is taken for a part of the new one
+        (working / "m").write_text("new")
+    assert contents(elsewhere) == {"m": "new"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_something_else_elsewhere_is_not_replaced(elsewhere: str, overwrite: bool) -> None:
+    write(elsewhere, precious="1")
+    to_path(f"{elsewhere}/deep").mkdir()
+    write(f"{elsewhere}/deep", m="2")
+    refused = pytest.raises(ConfigError, match=r"holds something else \(it has no m\), so it is not replaced")
+    with refused, new_folder(elsewhere, marker="m", overwrite=overwrite):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"precious": "1", "deep/m": "2"}
+
+
+def test_only_a_folder_of_ours_is_replaced_elsewhere(elsewhere: str) -> None:
+    write(elsewhere, **{"schema.json": '{"format": "other"}'})
+    refused = pytest.raises(ConfigError, match="is not urank's")
+    with refused, new_folder(elsewhere, marker="schema.json", overwrite=True):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"schema.json": '{"format": "other"}'}
+
+
+def test_what_is_in_the_way_elsewhere_is_told(elsewhere: str) -> None:
+    write(elsewhere, taken="precious")
+    with pytest.raises(ConfigError), new_folder(f"{elsewhere}/taken", marker="m", overwrite=True) as working:
+        (working / "m").write_text("1")
+    with pytest.raises(ConfigError, match="is a folder; a file name is needed"), new_file(elsewhere) as local:
+        local.write_text("1")
+    assert contents(elsewhere) == {"taken": "precious"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_folder_elsewhere_that_fails_vanishes(elsewhere: str, error: type[BaseException]) -> None:
+    with pytest.raises(error), new_folder(f"{elsewhere}/out", marker="m") as working:
+        (working / "part").mkdir()
+        (working / "part" / "x").write_text("half")
+        (working / "m").write_text("half")
+        raise error
+    assert contents(elsewhere) == {}
+
+
+def test_what_failed_elsewhere_can_be_tried_again(elsewhere: str) -> None:
+    with pytest.raises(RuntimeError), new_folder(elsewhere, marker="m") as working:
+        (working / "part").mkdir(parents=True)
+        (working / "part" / "x").write_text("half")
+        raise RuntimeError
+    with new_folder(elsewhere, marker="m") as working:
+        (working / "m").write_text("whole")
+    assert contents(elsewhere) == {"m": "whole"}
+
+
+def test_a_file_elsewhere_is_replaced_at_the_end_or_not_at_all(elsewhere: str) -> None:
+    path = f"{elsewhere}/a/page.html"
+    with pytest.raises(RuntimeError), new_file(path) as working:
+        working.write_text("half")
+        raise RuntimeError
+    assert not to_path(path).exists()
+    with new_file(path) as working:
+        working.write_text("old")
+        assert not to_path(path).exists()
+    with pytest.raises(RuntimeError), new_file(path) as working:
+        working.write_text("half")
+        raise RuntimeError
+    assert contents(elsewhere) == {"a/page.html": "old"}
+    with new_file(path) as working:
+        working.write_text("new")
+    assert contents(elsewhere) == {"a/page.html": "new"}
+    assert not working.parent.exists()  # what was written here is gone
+
+
+def test_a_folder_is_removed_here_and_elsewhere(elsewhere: str, tmp_path: Path) -> None:
+    for root in (to_path(elsewhere), tmp_path):
+        for name in ("out/x", "out/deep/er/y", "other/z"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text("1")
+        remove_folder(root / "out")
+        remove_folder(root / "nothing")  # no matter
+        assert [path for path in root.rglob("*") if path.is_file()] == [root / "other" / "z"]

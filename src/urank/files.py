@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from urank.errors import ConfigError
+from urank.paths import is_remote, to_path
 
-__all__ = ["new_file", "new_folder"]
+__all__ = ["new_file", "new_folder", "remove_folder"]
 
-_FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model"}
+_FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model", "ranked.json": "urank ranked"}
 _KEYS = {
     "simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"},
     "appstore.toml": {"apps", "attention", "random_days", "users"},
@@ -33,6 +34,10 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
             replaced.
         overwrite: replace an earlier folder of this kind.
     """
+    if is_remote(folder):
+        with _written_elsewhere(to_path(folder), marker, overwrite) as remote:
+            yield remote
+        return
     target = Path(folder).absolute()
     target = target.resolve() if target.is_symlink() else target
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -67,6 +72,10 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its name when the block ends well, and vanishes when it fails."""
+    if is_remote(path):
+        with _uploaded(to_path(path)) as local:
+            yield local
+        return
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{path} is a folder; a file name is needed")
@@ -86,6 +95,51 @@ def new_file(path: str | Path) -> Iterator[Path]:
     finally:
         working.unlink(missing_ok=True)
         _remove_empty(made)
+
+
+@contextmanager
+def _written_elsewhere(target: Path, marker: str, overwrite: bool) -> Iterator[Path]:
+    """A folder where nothing can be renamed; its marker is written last, and without it the folder is not there."""
+    if target.is_file():
+        raise ConfigError(f"{target} is a file; the name of a folder is needed")
+    if (target / marker).is_file():
+        if not overwrite:
+            raise ConfigError(f"{target} exists already; choose another name or pass --overwrite")
+        if not _is_ours(target / marker):
+            raise ConfigError(f"{target} holds something else (its {marker} is not urank's), so it is not replaced")
+        remove_folder(target)
+    elif any(path.is_file() for path in target.rglob("*")):
+        raise ConfigError(f"{target} holds something else (it has no {marker}), so it is not replaced")
+    try:
+        yield target
+    except BaseException:
+        remove_folder(target)
+        raise
+
+
+@contextmanager
+def _uploaded(target: Path) -> Iterator[Path]:
+    """A file here that is put where it belongs when the block ends well; elsewhere a file appears when it is whole."""
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder; a file name is needed")
+    with tempfile.TemporaryDirectory(prefix="urank-") as name:
+        local = Path(name) / "file"
+        yield local
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with local.open("rb") as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 2**20)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all in it, here or elsewhere; one that is not there is no matter."""
+    if not is_remote(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file():
+            path.unlink()
+        elif path.is_dir():  # real ones only: where folders are parts of names, they went with their last file
+            path.rmdir()
 
 
 def _is_ours(marker: Path) -> bool:

@@ -14,7 +14,7 @@ from urank.errors import ConfigError
 __all__ = ["DEFAULT_MEMORY", "Memory"]
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_TEXT = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
+_TEXT = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(_UNITS)})\s*")
 LEAST = 2 * 10**9
 
 
@@ -52,6 +52,11 @@ class Memory:
     def cache_bytes(self) -> int:
         """Of a split that a network learns from: what is kept, so that it is not read again in every epoch."""
         return self.total // 12
+
+    @property
+    def sums_bytes(self) -> int:
+        """Of an evaluation: the sums of all queries that it judges."""
+        return self.total // 4
 
     @property
     def held_bytes(self) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from urank.errors import DataError
 from urank.log.letor import is_letor
+from urank.paths import is_remote, matching, open_parquet, to_path
 
 __all__ = [
     "PARQUET",
@@ -72,7 +72,7 @@ class FileFormat:
 
 def find_files(source: str) -> list[Path]:
     """The files that a path, a folder or a glob stands for, in order; of a folder, those of Parquet and CSV."""
-    path = Path(source)
+    path = to_path(source)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith((*PARQUET, *CSV)))
         found = [p for p in found if not any(part.startswith(("_", ".")) for part in p.relative_to(path).parts)]
@@ -83,7 +83,7 @@ def find_files(source: str) -> list[Path]:
         return [path]
     if not any(wildcard in source for wildcard in "*?["):
         raise DataError(f"{source} does not exist")
-    found = sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+    found = matching(path)
     if not found:
         raise DataError(f"no file matches {source}")
     return found
@@ -93,6 +93,8 @@ def open_file(path: Path, text: Collection[str] = ()) -> FileFormat:
     """A file of the format that its name tells; the columns `text` of a CSV are read as they are written."""
     if path.name.endswith(PARQUET):
         return parquet_file(path)
+    if is_remote(path):
+        raise DataError(f"{path} is not a Parquet file; of other places than this machine only these are read")
     if path.name.endswith(CSV):
         return csv_file(path, text)
     if is_letor(path):
@@ -151,7 +153,7 @@ def _without_dictionary(column: pa.Field) -> pa.Field:
 def parquet_file(path: Path) -> FileFormat:
     """A Parquet file, read a row group's part at a time."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             empty = file.schema_arrow.empty_table()
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, "Parquet", error) from error
@@ -159,7 +161,7 @@ def parquet_file(path: Path) -> FileFormat:
 
     def rows_of(columns: Sequence[str], rows: int) -> Rows:
         try:
-            with pq.ParquetFile(path, pre_buffer=False) as file:  # pre-buffering would hold the whole file
+            with open_parquet(path) as file:
                 total, done, size = file.metadata.num_rows, 0, path.stat().st_size
                 for batch in file.iter_batches(batch_size=rows, columns=list(columns)):
                     done += batch.num_rows

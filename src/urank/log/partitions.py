@@ -12,6 +12,7 @@ import polars as pl
 from urank.errors import DataError
 from urank.log.files import FileFormat
 from urank.log.schema import is_index
+from urank.paths import to_path
 
 __all__ = ["add_partitions", "merged_dtypes"]
 
@@ -46,7 +47,7 @@ def add_partitions(files: Sequence[FileFormat], source: str) -> None:
 
 def _fixed_part(source: str) -> Path:
     """The folder under which partitions are told: the source itself, or what stands before a glob's first wildcard."""
-    path = Path(source)
+    path = to_path(source)
     if path.exists():
         return path
     while any(wildcard in str(path) for wildcard in "*?["):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from urank.errors import DataError
 from urank.log.files import Rows, find_files, open_file, table_frame
 from urank.log.partitions import add_partitions, merged_dtypes
 from urank.log.schema import TEXT_ROLES, LogSchema, RowName
+from urank.paths import is_path
 
 __all__ = ["Log", "read"]
 
@@ -32,13 +33,15 @@ class Log:
         name: what errors and reports call it.
         schema: the role or kind of each column.
         size: bytes of the source, of which `batches` tells how much is behind it.
+        files: how many files it is in.
     """
 
     name: str
     schema: LogSchema
     size: int
     row_name: RowName
-    _open: Callable[[int], Rows]
+    _open: Callable[[int, Sequence[int]], Rows]
+    files: int = 1
 
     @cached_property
     def row_bytes(self) -> int:
@@ -50,7 +53,7 @@ class Log:
         """Bytes of an impression, and impressions in a row of the source, among the first of them."""
         texts = len(self.schema.named("categorical"))
         plain = 4 * len(self.schema.features) + 12 * texts + 16 * len(self.schema.roles) + 16
-        raw = next((frame for frame, _ in self._open(FIRST_ROWS) if frame.height), None)
+        raw = next((frame for frame, _ in self._open(FIRST_ROWS, range(self.files)) if frame.height), None)
         if raw is None:
             return plain, 1.0
         try:
@@ -60,22 +63,23 @@ class Log:
         letters = first.select(cs.string().str.len_bytes().sum()).sum_horizontal().sum()
         return plain + round(letters / first.height), first.height / min(raw.height, FIRST_ROWS)
 
-    def batches(self, seen: Callable[[pl.DataFrame], None] | None = None) -> Rows:
+    def batches(self, seen: Callable[[pl.DataFrame], None] | None = None, only: Sequence[int] | None = None) -> Rows:
         """Batches in canonical form, each rule checked, and the bytes of the source that are behind each.
 
         Args:
             seen: shown each batch as it was read, before it is brought into canonical form.
+            only: numbers of the files to read; all of them when left out.
         """
         row_bytes, in_a_row = self._first_rows
         rows = max(1_000, int(BATCH_BYTES / row_bytes / in_a_row))
         empty = True
-        for frame, done in self._open(rows):
+        for frame, done in self._open(rows, range(self.files) if only is None else only):
             if frame.height:
                 empty = False
                 if seen is not None:
                     seen(frame)
                 yield self.schema.canonical(frame, self.row_name), done
-        if empty:
+        if empty and only is None:
             raise DataError(f"{self.name} is empty; a log needs at least one impression")
 
     def position_twice(self, query: str, session: str | None, position: int, rows: Collection[int]) -> DataError:
@@ -115,7 +119,7 @@ def read(
     >>> log.schema.named("numeric")
     ['price']
     """
-    if isinstance(source, (str, Path)):
+    if is_path(source):
         return _read_files(str(source), columns, categorical, drop)
     return _read_table(source, columns, categorical, drop)
 
@@ -128,7 +132,7 @@ def _read_table(
     schema = LogSchema.infer(frame.schema, name, columns=columns, categorical=categorical, drop=drop)
     size = int(frame.estimated_size())
 
-    def batches(rows: int) -> Rows:
+    def batches(rows: int, _: Sequence[int]) -> Rows:
         needed = frame.select(schema.columns)
         for start in range(0, needed.height, rows):
             part = needed.slice(start, rows)
@@ -149,9 +153,10 @@ def _read_files(
     floats = [column for column in schema.columns if dtypes[column].is_float() and column not in text]
     size = sum(path.stat().st_size for path in paths)
 
-    def batches(rows: int) -> Rows:
+    def batches(rows: int, numbers: Sequence[int]) -> Rows:
         done = 0
-        for number, file in enumerate(files):
+        for number in numbers:
+            file = files[number]
             whole = [pl.col(column).cast(pl.Float64) for column in floats if file.dtypes[column].is_integer()]
             first = 0
             for frame, read_bytes in file.batches(schema.columns, rows, schema.categories):
@@ -160,4 +165,4 @@ def _read_files(
                 yield frame.select(schema.columns).with_columns(*whole, codes), done + read_bytes
             done += file.path.stat().st_size
 
-    return Log(source, schema, size, RowName([file.name for file in files]), batches)
+    return Log(source, schema, size, RowName([file.name for file in files]), batches, len(files))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from urank.paths import parquet_writer
 
 __all__ = ["FILE_BYTES", "ROW_GROUP_BYTES", "SplitWriter"]
 
@@ -18,8 +19,9 @@ FILE_BYTES = 2**30
 class SplitWriter:
     """Takes the lists of one split, as tables of any size, and writes them while the caller goes on."""
 
-    def __init__(self, folder: Path, background: ThreadPoolExecutor) -> None:
+    def __init__(self, folder: Path, background: ThreadPoolExecutor, prefix: str = "part-") -> None:
         self.folder = folder
+        self.prefix = prefix
         self._background = background
         self._pending: Future[None] | None = None
         self._waiting: list[pa.Table] = []
@@ -59,8 +61,9 @@ class SplitWriter:
     def _write_group(self, table: pa.Table) -> None:
         if self._writer is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"part-{self._files:05d}.parquet"
-            self._writer = pq.ParquetWriter(path, table.schema, compression="snappy", use_dictionary=_text_paths(table))
+            path = self.folder / f"{self.prefix}{self._files:05d}.parquet"
+            options = {"compression": "snappy", "use_dictionary": _text_paths(table)}
+            self._writer = parquet_writer(path, table.schema, **options)
             self._files += 1
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._file_bytes += table.nbytes
