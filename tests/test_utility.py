@@ -302,7 +302,7 @@ def test_floored_probabilities_are_told() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: inverse_logged(TABLE, np.full((2, 3), 4)), "logged positions must be from 1 to 3; got 4"),
+        (lambda: inverse_logged(TABLE, np.full((2, 3), 0)), "logged positions must be from 1 up; got 0"),
         (lambda: inverse_logged(TABLE, np.full((2, 3), 1), floor=0), "above 0 at the logged positions"),
         (lambda: inverse_logged(TABLE, np.full((2, 3), 1), floor=2), "floor must be from 0 to 1; got 2"),
         (lambda: item_gains(TABLE, blend=1.5), "blend must be from 0 to 1; got 1.5"),
@@ -312,3 +312,16 @@ def test_floored_probabilities_are_told() -> None:
 def test_what_cannot_be_weighed_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_was_not_shown_has_no_click_to_weigh() -> None:
+    """Three items, two positions: the third was logged below them, so Eq. 3 says nothing of it, and the model does."""
+    table = np.array([[[0.5, 0.4], [0.4, 0.2], [0.3, 0.1]]])
+    logged, click = np.array([[1, 2, 7]]), np.array([[1, 1, 0]])
+    weight, floored = inverse_logged(table, logged, floor=0.25)
+    np.testing.assert_allclose(weight, [[1 / 0.5, 1 / 0.25, 0.0]])
+    assert floored.tolist() == [[False, True, False]]
+    for share in (0.0, 0.3, 1.0):
+        gains = item_gains(table, click=click, logged=logged, blend=share, floor=0.25)
+        worth = np.array([(1 - share) + share / 0.5, (1 - share) + share / 0.25, 1 - share])
+        np.testing.assert_allclose(gains[0], table[0] * worth[:, None])

@@ -99,7 +99,8 @@ def inverse_logged(
 
     Args:
         table: `[B, n, K]`.
-        logged: `[B, n]`, the position k_i^h at which each item was shown, from 1 to K.
+        logged: `[B, n]`, the position k_i^h at which each item was shown, from 1 up. An item below position K was not
+            shown and has no click to be multiplied: its weight is 0.
         where: `[B, n]`, true where there is an item; 0 is returned elsewhere.
         floor: the least that the probability counts as. Without it one click on an item that the model thought
             would never be clicked outweighs a whole log; with it such clicks count less than they should.
@@ -111,8 +112,9 @@ def inverse_logged(
     mask = np.ones(logged.shape, dtype=np.bool_) if where is None else where
     if not 0 <= floor <= 1:
         raise ValueError(f"floor must be from 0 to 1; got {floor}")
-    if (outside := mask & ((logged < 1) | (logged > table.shape[2]))).any():
-        raise ValueError(f"logged positions must be from 1 to {table.shape[2]}; got {logged[outside][0]}")
+    if (outside := mask & (logged < 1)).any():
+        raise ValueError(f"logged positions must be from 1 up; got {logged[outside][0]}")
+    mask = mask & (logged <= table.shape[2])
     probability = np.where(mask, _look_up(table, logged[..., None])[..., 0], 1.0)
     floored = mask & (probability < floor)
     if (mask & (probability <= 0) & (floor == 0)).any():
@@ -141,7 +143,8 @@ def item_gains(
         table: `[B, n, K]`, the click probability of each item at each position.
         value: `[B, n]`, the value b_i; 1 when not given.
         click: `[B, n]`, the logged clicks c_i; needed when λ > 0.
-        logged: `[B, n]`, the logged positions k_i^h; needed when λ > 0.
+        logged: `[B, n]`, the logged positions k_i^h; needed when λ > 0. An item below position K was not shown, and
+            has the share (1 − λ) alone.
         where: `[B, n]`, true where there is an item; all true when not given.
         blend: λ, from 0 to 1.
         floor: the least that the logged probability counts as.

@@ -161,3 +161,16 @@ def test_wrong_about_items_is_found_out() -> None:
     same = np.broadcast_to(logged.table.mean(axis=(0, 1)), logged.table.shape)
     tilted = same * np.linspace(0.5, 1.5, len(query))[:, None, None]  # and it believes in differences that are not
     assert judged(replace(logged, table=np.minimum(tilted, 0.99)), query).warnings
+
+
+def test_what_was_not_shown_is_not_looked_at() -> None:
+    logged, query = logs(3, 30)
+    below = np.broadcast_to(np.arange(K + 1, K + 4), (len(query), 3))
+    more = Logged(
+        table=np.concatenate([logged.table, np.full((len(query), 3, K), 0.9)], axis=1),
+        position=np.concatenate([logged.position, below], axis=1),
+        click=np.concatenate([logged.click, np.zeros_like(below)], axis=1),
+        value=np.ones((len(query), K + 3)),
+        where=np.ones((len(query), K + 3), dtype=bool),
+    )
+    assert judged(more, query) == judged(logged, query)

@@ -35,6 +35,7 @@ def sound(*, known: bool) -> Terms:
         placed=10 * ones,
         as_logged=3 * ones,
         floored=0.2 * ones,
+        unseen=0.5 * ones,
         direct=ones,
         ratio=weighted(10, 20),
         ips=weighted(10, 10**2 / 3) if known else None,
@@ -55,6 +56,11 @@ UNEVEN = np.concatenate([[250.0], np.ones(750), np.zeros(249)])
             "the estimates rest on the click model",
         ),
         (replace(sound(known=True), as_logged=np.full(1000, 1.0)), None),
+        (
+            replace(sound(known=True), unseen=np.full(1000, 2.0)),
+            "20 % of this policy's placements are items that the logged list did not show, of which only the click "
+            "model tells; the ratio estimate counts nothing for them and is too low",
+        ),
         (
             replace(sound(known=True), ips=weighted(4.3, 4.3**2 / 3)),
             "only 43 % of this policy's placements could have been logged; "

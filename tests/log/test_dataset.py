@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import urank
@@ -62,6 +63,19 @@ def test_shuffled_items_stay_in_their_lists(dataset: Dataset) -> None:
     assert {tuple(each.column("position")) for each in mixed} == every_order
     again = block.shuffled(np.random.default_rng(3))
     assert again.items.equals(mixed[3].items)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 100])
+def test_parts_are_the_lists_some_at_a_time(dataset: Dataset, most: int) -> None:
+    (block,) = dataset.blocks("train", ["x", "position"])
+    parts = list(block.parts(most))
+    for part in parts:
+        assert part.offsets[0] == 0
+        assert part.items.num_rows == part.offsets[-1]
+        assert part.items.num_rows <= most or part.lists.num_rows == 1  # a longer list comes by itself
+    assert pa.concat_tables(part.items for part in parts).equals(block.items)
+    assert pa.concat_tables(part.lists for part in parts).equals(block.lists)
+    assert np.concatenate([np.diff(part.offsets) for part in parts]).tolist() == np.diff(block.offsets).tolist()
 
 
 def test_columns_that_are_not_there(dataset: Dataset) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log import buckets, prepare, summary, write
+from urank.log import arrange, buckets, summary, write
 from urank.log.split import SPLITS, split_by_hash, stable_hash
 
 
@@ -115,7 +115,7 @@ def test_on_disk_and_in_memory_agree_and_order_does_not_matter(tmp_path: Path) -
 
 
 def test_two_ids_with_one_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "stable_hash", lambda ids: np.full(len(ids), 7, dtype=np.uint64))
+    monkeypatch.setattr(arrange, "stable_hash", lambda ids: np.full(len(ids), 7, dtype=np.uint64))
     log = impressions(20)
     urank.prepare(urank.read(log), tmp_path / "out")
     assert read_back(tmp_path / "out")["query_id"].n_unique() == 20

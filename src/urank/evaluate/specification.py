@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from urank import team
 from urank.evaluate.offpolicy import Logged
 from urank.evaluate.stats import holm
 
@@ -67,7 +68,7 @@ class Calibration:
     def add(self, logged: Logged, query: NDArray[np.uint64]) -> None:
         """Add logged lists; `query` `[B]` tells which belong to one query."""
         queries, home = np.unique(query, return_inverse=True)
-        where, place = logged.where, logged.position - 1
+        where, place = logged.shown, logged.position - 1
         chance = np.take_along_axis(logged.table, np.where(where, place, 0)[..., None], axis=2)[..., 0][where]
         click, place = logged.click[where], place[where]
         cell = place * LEVELS + _levels(chance, place, self.positions)
@@ -80,8 +81,9 @@ class Calibration:
         self._sums += np.stack([rows, predicted, observed, off.sum(axis=0), (off**2).sum(axis=0), spread])
 
     def judge(self) -> Specification:
-        """Where predicted and observed clicks differ by more than chance."""
-        rows, predicted, observed, off, squares, spread = self._sums
+        """Where predicted and observed clicks, of all workers of a team, differ by more than chance."""
+        sums = np.array(team.total(self._sums.ravel().tolist())).reshape(self._sums.shape)
+        rows, predicted, observed, off, squares, spread = sums
         # Σ d² knows only of clicks that came: where a few were to be expected and none came it is far too small. There
         # the variance of independent clicks counts, times what all cells say clicks of one query hang together.
         together = max(1.0, squares.sum() / max(spread.sum(), 1e-300))

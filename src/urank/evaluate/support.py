@@ -29,6 +29,7 @@ class Support:
             itself says nothing.
         coverage_error: its standard error.
         warnings: a sentence for each reason to doubt the estimates.
+        unseen: the share of them that the logged list did not show, candidates below the last position.
     """
 
     placements: int
@@ -40,6 +41,7 @@ class Support:
     coverage: float | None
     coverage_error: float | None
     warnings: list[str]
+    unseen: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with null for what is not a finite number."""
@@ -73,6 +75,7 @@ def support(terms: Terms) -> Support:
         coverage=coverage,
         coverage_error=coverage_error,
         warnings=[],
+        unseen=_share(terms.unseen.sum(), placements),
     )
     return replace(found, warnings=_warnings(found))
 
@@ -103,6 +106,11 @@ def _warnings(found: Support) -> list[str]:
         warnings.append(
             f"{_percent(found.floored)} of this policy's placements have a logged click probability below the floor; "
             "the ratio estimate is too low"
+        )
+    if found.unseen > 0.05:
+        warnings.append(
+            f"{_percent(found.unseen)} of this policy's placements are items that the logged list did not show, of "
+            "which only the click model tells; the ratio estimate counts nothing for them and is too low"
         )
     if found.effective < max(100, 0.05 * found.placements):
         warnings.append(_uneven("ratio", found.placements, found.effective))

@@ -11,7 +11,7 @@ import polars as pl
 import polars.selectors as cs
 
 from urank.errors import DataError
-from urank.log.cells import RowName, can_play
+from urank.log.cells import ROW, RowName, can_play
 from urank.log.schema import (
     Feature,
     Kind,
@@ -61,13 +61,26 @@ class CandidateSchema(LogSchema):
         result = self._named_columns(frame)
         if self.roles or self.named("numeric"):
             self._check(frame, result, where)
-        as_they_came = [role for role in IDS if role in self.roles and role not in self.as_text]
         return result.with_columns(
-            *[frame[self.roles[role]].alias(role) for role in as_they_came],
+            *[frame[column].alias(role) for role, column in self._as_they_came.items()],
             cs.by_name("value", require_all=False).cast(pl.Float32),
             cs.by_name("position", require_all=False).cast(pl.Int32),
             *[pl.col(name).cast(pl.Float32) for name in self.named("numeric")],
         )
+
+    @property
+    def _as_they_came(self) -> dict[str, str]:
+        return {role: self.roles[role] for role in IDS if role in self.roles and role not in self.as_text}
+
+    def _named_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """As in a log, but without making text of ids that are given as they came: it would take as long as all else.
+        A float may be NaN, which only the text has as missing."""
+        dtypes = frame.schema
+        plain = {role: column for role, column in self._as_they_came.items() if not dtypes[column].is_float()}
+        others = {role: column for role, column in self.roles.items() if role not in plain}
+        named = LogSchema(others, self.features)._named_columns(frame)
+        named = named.with_columns(frame[column].alias(role) for role, column in plain.items())
+        return named.select(ROW, *self.roles, *(feature.name for feature in self.features))
 
 
 def candidate_schema(

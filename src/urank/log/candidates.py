@@ -24,6 +24,7 @@ from urank.log.lists import list_ids, offsets_of_runs
 from urank.log.partitions import add_partitions
 from urank.log.schema import entry_type
 from urank.log.split import stable_hash
+from urank.paths import is_path
 
 __all__ = ["IDS", "CandidateLists", "Candidates", "list_offsets", "read_candidates", "whole_lists"]
 
@@ -69,29 +70,34 @@ class Candidates:
         name: what errors and reports call it.
         size: bytes of the source.
         work_bytes: what the work on a candidate takes besides the candidate itself; batches are smaller for it.
+        batch_bytes: what some lists may take at once, their work included; never more than `BATCH_BYTES`.
+        list_bytes: what one list may take; a longer one is refused. Any length will do when it is none.
     """
 
     name: str
     size: int
     work_bytes: int
     parts: tuple[_Part, ...]
+    batch_bytes: int | None = None
+    list_bytes: int | None = None
 
     @property
     def row_name(self) -> RowName:
         return RowName([part.name for part in self.parts])
 
     def lists(self) -> Iterator[CandidateLists]:
-        """All lists, as many at a time as fit `BATCH_BYTES`, but at least one; one without rows if there are none.
+        """All lists, as many at a time as fit `batch_bytes`, but at least one; one without rows if there are none.
 
         Lists that are behind are remembered by a hash of 8 bytes each (twice that at times, when they are merged), to
         tell one that comes again: a million lists take 8 to 16 MB. That two ids share a hash, so that the later one is
         taken for the earlier, has a chance of 1 in 40 million among a million lists.
 
         Raises:
-            DataError: when a row breaks a rule, a list comes again after another one, or has a position twice.
+            DataError: when a row breaks a rule, or a list comes again after another one, has a position twice, or takes
+                more than `list_bytes`.
         """
         behind = _Hashes()
-        for frame, done in whole_lists(self._batches()):
+        for frame, done in whole_lists(self._batches(), self._refuse_long):
             offsets = list_offsets(frame)
             self._refuse_again(frame, offsets, behind)
             self._refuse_twice(frame, offsets)
@@ -125,12 +131,24 @@ class Candidates:
         raw = first.head(FIRST_ROWS)
         frame = self._canonical(raw, number, 0)
         held = frame.estimated_size() + self.work_bytes * frame.height
-        return max(1, int(BATCH_BYTES * raw.height / held))
+        most = BATCH_BYTES if self.batch_bytes is None else min(BATCH_BYTES, self.batch_bytes)
+        return max(1, int(most * raw.height / held))
 
     def _canonical(self, frame: pl.DataFrame, number: int, first: int) -> pl.DataFrame:
         part = self.parts[number]
         rows = frame.select(part.schema.columns).with_columns(RowName.codes(number, first, frame.height))
         return part.schema.canonical(rows, self.row_name)
+
+    def _refuse_long(self, parts: Sequence[pl.DataFrame]) -> None:
+        """Refuse a list, of which these are the rows so far, that memory cannot hold."""
+        rows = sum(part.height for part in parts)
+        held = sum(part.estimated_size() for part in parts) + self.work_bytes * rows
+        if self.list_bytes is not None and held > self.list_bytes:
+            begin = self.row_name(parts[0][ROW][0])
+            raise DataError(
+                f"a list is ranked as a whole and may take {self.list_bytes / 1e9:.2g} GB; the one that begins at "
+                f"{begin} has {rows:,} candidates or more, which take {held / 1e9:.2g} GB (allow more with --memory)"
+            )
 
     def _refuse_again(self, frame: pl.DataFrame, offsets: NDArray[np.int64], behind: _Hashes) -> None:
         keys = _keys(frame)
@@ -171,6 +189,8 @@ def read_candidates(
     columns: Mapping[str, str] | None = None,
     required: Collection[str] = (),
     work_bytes: int = 0,
+    batch_bytes: int | None = None,
+    list_bytes: int | None = None,
 ) -> Candidates:
     """Open candidates.
 
@@ -182,6 +202,7 @@ def read_candidates(
         columns: role -> the column that plays it, where names differ; the roles are `CANDIDATE_ROLES`.
         required: the roles that must be played.
         work_bytes: what the work on a candidate takes besides the candidate itself.
+        batch_bytes, list_bytes: what some lists may take at once, and what a single one may, with the work on them.
 
     >>> table = pl.DataFrame({"query_id": [1, 1, 2], "price": [9, 3, 5], "more": ["x", "y", "z"]})
     >>> [lists] = read_candidates(table, numeric=["price"], categorical=[]).lists()
@@ -194,17 +215,18 @@ def read_candidates(
             dtypes, name, numeric=numeric, categorical=categorical, columns=columns, required=required
         )
 
-    if not isinstance(source, (str, Path)):
+    if not is_path(source):
         frame = table_frame(source, _TABLE, "candidates")
         part = _table_part(frame, schema_of(_TABLE, frame.schema))
-        return Candidates(_TABLE, part.size, work_bytes, (part,))
+        return Candidates(_TABLE, part.size, work_bytes, (part,), batch_bytes, list_bytes)
     mapping = columns or {}
     ids = {mapping.get(role, role) for role in IDS}
     categories = category_columns(categorical, mapping).values()
     files = [_open(path, ids, categories) for path in find_files(str(source))]
     add_partitions(files, str(source))
     parts = _with_same_ids([_file_part(file, schema_of(file.name, file.dtypes)) for file in files])
-    return Candidates(str(source), sum(part.size for part in parts), work_bytes, parts)
+    size = sum(part.size for part in parts)
+    return Candidates(str(source), size, work_bytes, parts, batch_bytes, list_bytes)
 
 
 def list_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
@@ -219,8 +241,14 @@ def list_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
     return offsets_of_runs(frame.select(pl.struct(keys).rle_id()).to_series().to_numpy())
 
 
-def whole_lists(batches: Iterable[tuple[pl.DataFrame, int]]) -> Rows:
+def whole_lists(
+    batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None] | None = None
+) -> Rows:
     """The same rows, cut between lists: what may go on in the next batch waits for it.
+
+    Args:
+        batches: rows, and the bytes of the source behind them.
+        check: told the parts of a list each time that it waits; it may refuse to wait for more.
 
     >>> parts = [pl.DataFrame({"query_id": ids}) for ids in (["a", "b"], ["b"], ["b", "c", "c"])]
     >>> [frame["query_id"].to_list() for frame, _ in whole_lists((part, 0) for part in parts)]
@@ -236,6 +264,8 @@ def whole_lists(batches: Iterable[tuple[pl.DataFrame, int]]) -> Rows:
             yield pl.concat(whole), done
         cut = int(list_offsets(frame)[-2]) if frame.height else 0
         whole, last = ([*last, frame[:cut]], [frame[cut:]]) if cut else ([], [*last, frame])
+        if check is not None:
+            check(last)
     if whole or last:
         yield pl.concat([*whole, *last]), done
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from urank.errors import DataError
 from urank.log.lists import list_ids
 from urank.log.split import stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
+from urank.paths import open_parquet, to_path
 
 __all__ = ["Block", "Dataset", "Group", "is_prepared"]
 
@@ -64,6 +64,17 @@ class Block:
         """What tells the query of each list from all others, in this block and beyond."""
         return stable_hash(pl.Series(self.lists["query_id"].combine_chunks()))
 
+    def parts(self, most_rows: int) -> Iterator[Block]:
+        """The same lists, some at a time, with no more items than so many; a longer list comes by itself."""
+        last, n_lists = 0, len(self.offsets) - 1
+        while last < n_lists:
+            first = last
+            fits = int(np.searchsorted(self.offsets, self.offsets[first] + most_rows, side="right")) - 1
+            last = max(fits, first + 1)
+            begin, end = int(self.offsets[first]), int(self.offsets[last])
+            offsets = self.offsets[first : last + 1] - begin
+            yield Block(self.lists.slice(first, last - first), self.items.slice(begin, end - begin), offsets)
+
     def shown(self, positions: int) -> Block:
         """The same lists without the items beyond the last position, which were candidates that nobody saw."""
         keep = self.column("position") <= positions
@@ -81,7 +92,7 @@ class Block:
 
 def is_prepared(path: str | Path) -> bool:
     """Whether `urank prepare` wrote this folder."""
-    return (Path(path) / "schema.json").is_file()
+    return (to_path(path) / "schema.json").is_file()
 
 
 class Dataset:
@@ -95,7 +106,7 @@ class Dataset:
     """
 
     def __init__(self, folder: str | Path, *, memory: Memory = DEFAULT_MEMORY) -> None:
-        self.folder = Path(folder)
+        self.folder = to_path(folder)
         self.memory = memory
         path = self.folder / "schema.json"
         try:
@@ -126,7 +137,7 @@ class Dataset:
         found = []
         for path in sorted((self.folder / split).glob("*.parquet")):
             try:
-                with pq.ParquetFile(path) as file:
+                with open_parquet(path) as file:
                     metadata = file.metadata
                     found += [Group(path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
             except (pa.ArrowException, OSError) as error:
@@ -139,7 +150,7 @@ class Dataset:
         ids = [name for name in ("query_id", "session_id") if self.has(name)]
         wanted = list(dict.fromkeys(columns))
         try:
-            with pq.ParquetFile(path, pre_buffer=False) as file:
+            with open_parquet(path) as file:
                 absent = [name for name in wanted if name not in file.schema_arrow.names]
                 if absent:
                     raise DataError(f"{self.folder} has no column '{absent[0]}'")

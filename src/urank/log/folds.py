@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.dataset import Block, Dataset, Group
+from urank.log.dataset import Block, Dataset
 from urank.log.split import SPLITS, stable_hash
+from urank.log.view import Part, View, some_lists
 
-__all__ = ["Fold", "fold_of", "folds"]
+__all__ = ["fold_of", "folds"]
 
 SALT = 1_000_003
 VALID_SHARE = 0.2
 
 
-class Fold(Dataset):
-    """A prepared log seen through one fold: its queries are the test split, those of the other folds train and valid.
-
-    Everything that learns from a `Dataset` learns from a fold; nothing is copied.
-    """
-
-    def __init__(self, dataset: Dataset, parts: dict[str, _Part]) -> None:
-        super().__init__(dataset.folder, memory=dataset.memory)
-        self._parts = parts
-
-    def groups(self, split: str) -> list[Group]:
-        return self._parts[split].groups
-
-    def rows(self, split: str) -> int:
-        return self._parts[split].rows
-
-
-@dataclass
-class _Part:
-    groups: list[Group]
-    rows: int = 0
-
-
 def folds(
     dataset: Dataset, splits: Sequence[str], *, count: int = 2, valid: float = VALID_SHARE, seed: int = 0
-) -> list[Fold]:
+) -> list[View]:
     """The folds of some splits of a prepared log, by a stable hash of the query.
+
+    The queries of a fold are its test split, those of the other folds its train and valid.
 
     Args:
         dataset: the prepared log.
@@ -56,7 +35,7 @@ def folds(
     """
     if count < 2:
         raise ConfigError(f"there must be at least 2 folds; got {count}")
-    found = [{split: _Part([]) for split in SPLITS} for _ in range(count)]
+    found = [{split: Part() for split in SPLITS} for _ in range(count)]
     for split in splits:
         for group in dataset.groups(split):
             block = dataset.read(group, ["position"])
@@ -67,8 +46,7 @@ def folds(
                 own = home == number
                 for name, kept in {"test": own, "valid": ~own & aside, "train": ~own & ~aside}.items():
                     if kept.any():
-                        places = np.flatnonzero(kept) if group.keep is None else group.keep[kept]
-                        parts[name].groups.append(Group(group.path, group.number, len(places), places))
+                        parts[name].groups.append(some_lists(group, np.flatnonzero(kept)))
                         parts[name].rows += int(lengths[kept].sum())
     for number, parts in enumerate(found):
         empty = next((name for name in SPLITS if not parts[name].rows), None)
@@ -77,7 +55,7 @@ def folds(
                 f"{dataset.folder} has too few queries in {', '.join(splits)} for {count} folds: "
                 f"the {empty} part of fold {number + 1} is empty"
             )
-    return [Fold(dataset, parts) for parts in found]
+    return [View(dataset, parts) for parts in found]
 
 
 def fold_of(block: Block, count: int, seed: int) -> NDArray[np.int64]:

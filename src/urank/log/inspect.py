@@ -18,6 +18,7 @@ from urank.log.lists import offsets_of_runs
 from urank.log.read import Log
 from urank.log.schema import ITEM, LIST, QUERY, ROW, SESSION, LogSchema
 from urank.log.split import stable_hash
+from urank.log.summary import positions_of
 from urank.log.tally import Tally
 from urank.log.verdict import Verdict, judge
 from urank.prefetch import prefetch
@@ -46,6 +47,8 @@ class Inspection:
 def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
     """Look a log over, in one pass and in bounded memory.
 
+    Of a folder that was prepared with `positions`, only what was shown is looked at.
+
     Args:
         log: what `urank.read` opened.
         randomised: values of `policy` whose lists were shown in random order.
@@ -55,8 +58,11 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
         raise ConfigError(f"randomised lists are told by their policy; {log.name} has no column that plays that role")
     tally = Tally(log.schema)
     losing: dict[str, None] = {}
+    last = positions_of(log.name)
     for frame, done in prefetch(log.batches(lambda raw: losing.update(dict.fromkeys(log.schema.losing_digits(raw))))):
-        tally.add(frame)
+        frame = frame if last is None else frame.filter(pl.col("position") <= last)
+        if frame.height:
+            tally.add(frame)
         report("inspecting", done, log.size)
     _refuse_twice(log, tally)
     cells, lists, sample = tally.cells(), tally.lists(), tally.sample()

@@ -8,35 +8,32 @@ its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from urank.errors import ConfigError
+from urank.errors import ConfigError, DataError
 from urank.files import new_folder
+from urank.log.arrange import assignment, refuse_clicks_beyond, with_keys, write_bucket
 from urank.log.buckets import Buckets
-from urank.log.lists import offsets_of_runs
 from urank.log.read import Log
-from urank.log.schema import QUERY, ROW, SESSION
-from urank.log.split import SPLITS, check_shares, split_by_hash, split_by_time, stable_hash
-from urank.log.summary import Summary
+from urank.log.schema import QUERY
+from urank.log.split import SPLITS, check_shares
+from urank.log.summary import Summary, positions_of
 from urank.log.write import SplitWriter
+from urank.paths import is_remote, to_path
 from urank.prefetch import prefetch
 from urank.progress import Report, silent
 
-__all__ = ["BUCKET_BYTES", "prepare"]
+__all__ = ["BUCKET_BYTES", "checked", "describe", "prepare"]
 
 BUCKET_BYTES = 128 * 2**20
 FORMAT_VERSION = 1
-_LIST_LEVEL = ("query_id", "session_id")
-
-Assign = Callable[[NDArray[np.uint64], NDArray[np.int64] | None], NDArray[np.uint8]]
 
 
 def prepare(
@@ -46,6 +43,7 @@ def prepare(
     split: Literal["hash", "time"] = "hash",
     valid: float = 0.1,
     test: float = 0.1,
+    positions: int | None = None,
     overwrite: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
     report: Report = silent,
@@ -58,125 +56,73 @@ def prepare(
         split: "hash" of the query id (a query keeps its split when data is added), or "time" (the newest queries, by
             their latest showing, are held out).
         valid, test: shares of the queries to hold out.
+        positions: K; items further down are candidates that nobody saw. A ranker learns to order them too, a click
+            model does not learn from them. When left out all items were shown or, if the log is a folder that
+            `prepare` wrote, those that were shown there.
         overwrite: replace the folder if it exists.
         bucket_bytes: about how much of the log is held in memory at once.
         report: told how far it is.
     """
-    check_shares(valid, test)
-    if split not in ("hash", "time"):
-        raise ConfigError(f"split must be 'hash' or 'time'; got {split!r}")
-    if split == "time" and "timestamp" not in log.schema.roles:
-        raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
+    last = checked(log, folder, split, valid, test, positions)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
-        with Buckets(target / "_buckets", log.row_bytes, bucket_bytes) as buckets:
+        with _scratch(target) as scratch, Buckets(scratch, log.row_bytes, bucket_bytes) as buckets:
             times: list[pl.DataFrame] = []
             for frame, done in prefetch(log.batches()):
-                keyed = _with_keys(frame)
+                if last is not None:
+                    refuse_clicks_beyond(log, frame, last)
+                keyed = with_keys(frame)
                 if split == "time":
                     times.append(keyed.group_by(QUERY).agg(pl.col("timestamp").max()))
                 buckets.add(keyed)
                 report("reading", done, log.size)
-            assign, cuts = _assignment(split, valid, test, times)
-            summary = Summary(log.schema)
+            assign, cuts = assignment(split, valid, test, times)
+            summary = Summary(log.schema, last)
             with ThreadPoolExecutor(max_workers=1) as background:
                 writers = {name: SplitWriter(target / name, background) for name in SPLITS}
                 for number, bucket in enumerate(prefetch(buckets)):
-                    _write_bucket(log, bucket, assign, writers, summary)
+                    write_bucket(log, bucket, assign, writers, summary)
                     report("writing", number + 1, len(buckets))
                 for writer in writers.values():
                     writer.close()
-        description = {
-            "format": "urank prepared log",
-            "version": FORMAT_VERSION,
-            "source": log.name,
-            "split": {"by": split, "valid": valid, "test": test, **cuts},
-            **summary.to_dict(),
-        }
-        text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
-        (target / "schema.json").write_text(text + "\n", encoding="utf-8")
+        return describe(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A folder for buckets: within the target, which is where there is room, or here if that is elsewhere."""
+    if not is_remote(target):
+        yield target / "_buckets"
+        return
+    with tempfile.TemporaryDirectory(prefix="urank-") as name:
+        yield Path(name) / "_buckets"
+
+
+def checked(log: Log, folder: str | Path, split: str, valid: float, test: float, positions: int | None) -> int | None:
+    """The last position that counts as shown, none when all do; refuses what cannot be asked of a log."""
+    check_shares(valid, test)
+    if is_remote(folder) and f"{log.name}/".startswith(f"{to_path(folder)}/"):
+        raise ConfigError(f"{folder} holds the log itself, which would be replaced before it is read; name another one")
+    if positions is not None and positions < 1:
+        raise ConfigError(f"positions must be a whole number from 1 up; got {positions}")
+    last = positions if positions is not None else positions_of(log.name)
+    if split not in ("hash", "time"):
+        raise ConfigError(f"split must be 'hash' or 'time'; got {split!r}")
+    if split == "time" and "timestamp" not in log.schema.roles:
+        raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
+    return last
+
+
+def describe(target: Path, log: Log, summary: Summary, split: dict[str, Any]) -> dict[str, Any]:
+    """Write the `schema.json` of a folder, which makes it a prepared log, and return what it says."""
+    if not summary.positions:
+        raise DataError(f"positions must be at least the lowest position of {log.name}; got {summary.last}")
+    description = {
+        "format": "urank prepared log",
+        "version": FORMAT_VERSION,
+        "source": log.name,
+        "split": split,
+        **summary.to_dict(),
+    }
+    text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
+    (target / "schema.json").write_text(text + "\n", encoding="utf-8")
     return description
-
-
-def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the hash of the query, which decides bucket and split, and of the list."""
-    keys = [pl.Series(QUERY, stable_hash(frame["query_id"]))]
-    if "session_id" in frame.columns:
-        keys.append(pl.Series(SESSION, stable_hash(frame["session_id"])))
-    return frame.with_columns(keys)
-
-
-def _assignment(split: str, valid: float, test: float, times: list[pl.DataFrame]) -> tuple[Assign, dict[str, Any]]:
-    """The rule that gives each list its split, from the hash of its query and the query's latest time."""
-    if split == "hash":
-        return (lambda hashes, _: split_by_hash(hashes, valid=valid, test=test)), {}
-    latest = pl.concat(times).group_by(QUERY).agg(pl.col("timestamp").max())["timestamp"].to_numpy()
-    first, second = split_by_time(latest, valid=valid, test=test)
-
-    def by_time(_: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.uint8]:
-        assert time is not None  # noqa: S101 - the timestamp was asked for above
-        return (time > first).astype(np.uint8) + (time > second)
-
-    return by_time, {"train_until": first, "valid_until": second}
-
-
-def _write_bucket(
-    log: Log, frame: pl.DataFrame, assign: Assign, writers: dict[str, SplitWriter], summary: Summary
-) -> None:
-    """Sort a bucket into lists, check that no position occurs twice in one, and hand each split its lists."""
-    keys = [key for key in (QUERY, SESSION) if key in frame.columns]
-    ids = [key for key in ("query_id", "session_id") if key in frame.columns]
-    frame = frame.sort([*keys, "position"])
-    starts = _starts(frame, keys)
-    if (starts != _starts(frame, ids)).any():  # two ids with one hash: the ids themselves must sort
-        frame = frame.sort([*ids, "position"])
-        starts = _starts(frame, ids)
-    _refuse_twice(log, frame, starts)
-    offsets = np.append(np.flatnonzero(starts), frame.height).astype(np.int64)
-    latest = None
-    if "timestamp" in frame.columns:
-        time = frame["timestamp"].to_numpy()
-        query_starts = offsets_of_runs(frame[QUERY].to_numpy())
-        latest = np.repeat(np.maximum.reduceat(time, query_starts[:-1]), np.diff(query_starts))[offsets[:-1]]
-    splits = assign(frame[QUERY].to_numpy()[offsets[:-1]], latest)
-    n_items = np.diff(offsets)
-    for number, name in enumerate(SPLITS):
-        chosen = splits == number
-        if chosen.any():
-            rows = frame if chosen.all() else frame.filter(pl.Series(np.repeat(chosen, n_items)))
-            bounds = np.append(0, np.cumsum(n_items[chosen]))
-            summary.add(name, rows, bounds)
-            writers[name].write(_lists(rows, bounds))
-
-
-def _starts(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
-    """True at each row that differs from the one before it in any of the columns."""
-    changed = pl.any_horizontal(pl.col(column) != pl.col(column).shift(1) for column in columns)
-    starts: NDArray[np.bool_] = frame.select(changed.fill_null(True).alias("s"))["s"].to_numpy()
-    return starts
-
-
-def _refuse_twice(log: Log, frame: pl.DataFrame, starts: NDArray[np.bool_]) -> None:
-    position = frame["position"].to_numpy()
-    twice = np.flatnonzero(~starts[1:] & (position[1:] == position[:-1]))
-    if len(twice):
-        row = int(twice[0])
-        session = frame["session_id"][row] if "session_id" in frame.columns else None
-        rows = frame[ROW][row : row + 2].to_list()
-        raise log.position_twice(frame["query_id"][row], session, int(position[row]), rows)
-
-
-def _lists(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
-    """One row per list: the ids once, everything else as a list column."""
-    table = rows.drop(ROW, QUERY, SESSION, strict=False).to_arrow().combine_chunks()
-    offsets = pa.array(bounds, type=pa.int32())
-    columns: dict[str, Any] = {}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        values = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        if name == "timestamp":  # that of the latest item, so that the log is split in the same way when prepared again
-            columns[name] = pa.array(np.maximum.reduceat(values.to_numpy(), bounds[:-1]))
-        elif name in _LIST_LEVEL:
-            columns[name] = values.take(offsets[:-1])
-        else:
-            columns[name] = pa.ListArray.from_arrays(offsets, values)
-    return pa.table(columns)

@@ -24,6 +24,7 @@ from urank.errors import DataError
 from urank.features import fit_featurizer
 from urank.log.dataset import Dataset
 from urank.log.interventions import ranges
+from urank.log.shown import shown
 from urank.progress import Report, silent
 from urank.propensity.model import Curve
 from urank.trees import MAX_LEAVES, Floats, GrowthConfig, binned
@@ -108,6 +109,7 @@ def fit_em(dataset: Dataset, config: EmConfig | None = None, *, seed: int = 0, r
         DataError: when there are no features, or a position was not shown.
     """
     config = config if config is not None else EmConfig()
+    dataset = shown(dataset)
     featurizer = fit_featurizer(dataset)
     params = config.params(seed)
     observed = {split: _observed(dataset, split) for split in ("train", "valid")}

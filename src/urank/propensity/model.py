@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import at_positions
+from urank.log.shown import shown
 
 __all__ = ["Curve", "Known", "Propensity", "inverse_propensity", "spread"]
 
@@ -82,14 +83,21 @@ class Known:
         return np.divide(table, table[:, :1], out=relative, where=table[:, :1] > 0)
 
 
-def inverse_propensity(propensity: Propensity, block: Block, *, clip: float = CLIP) -> NDArray[np.float64]:
+def inverse_propensity(
+    propensity: Propensity, block: Block, *, clip: float = CLIP, positions: int | None = None
+) -> NDArray[np.float64]:
     """What a click on each item counts, `[rows]`: 1 / p(k, ·) at its logged position, at most `clip`.
 
     Args:
         propensity: the estimate.
         block: lists with the column `position`, from 1 to K.
         clip: the most that one click counts. A lower one trades less variance for more bias.
+        positions: items further down were not shown: they are not looked at, and count 0. All were when left out.
     """
+    if positions is not None and (seen := block.column("position") <= positions).sum() < block.items.num_rows:
+        weight = np.zeros(block.items.num_rows)
+        weight[seen] = inverse_propensity(propensity, block.shown(positions), clip=clip)
+        return weight
     position, examination = block.column("position").astype(np.int64), propensity.examination(block)
     if position.max(initial=0) > examination.shape[1]:
         raise DataError(
@@ -109,7 +117,7 @@ def spread(
     """
     columns = list(propensity.columns) or ["position"]
     tables: list[NDArray[np.float64]] = []
-    for block in dataset.blocks(split, columns):
+    for block in shown(dataset).blocks(split, columns):
         tables.append(propensity.examination(block))
         if sum(len(table) for table in tables) >= MOST_ROWS:
             break

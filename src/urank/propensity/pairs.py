@@ -18,6 +18,7 @@ from urank.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset
 from urank.log.interventions import ranges
 from urank.log.lists import list_ids, offsets_of_runs
+from urank.log.shown import shown
 
 __all__ = ["Pairs", "check_joined", "harvested", "weighted_clicks"]
 
@@ -62,7 +63,7 @@ def harvested(dataset: Dataset, split: str, featurizer: Featurizer | None = None
     columns = ["item_id", "position", "click", *(featurizer.names if featurizer is not None else [])]
     counted, firsts, parts = [], [], []
     pairs_before = 0
-    for block in dataset.blocks(split, columns):
+    for block in shown(dataset).blocks(split, columns):
         cells, first = _count(block)
         counted.append(cells)
         firsts.append(first.with_columns(place=pl.int_range(pl.len()) + pairs_before))

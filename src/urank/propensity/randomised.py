@@ -25,6 +25,7 @@ from urank.errors import ConfigError, DataError
 from urank.log.dataset import Block, Dataset
 from urank.log.interventions import ranges
 from urank.log.lists import list_ids
+from urank.log.shown import shown
 from urank.propensity.model import Curve
 
 __all__ = [
@@ -207,15 +208,17 @@ def curve_of_queries(queries: NDArray[np.uint64], counts: Counts, source: str) -
 
 def _read(dataset: Dataset, split: str, columns: list[str]) -> Iterator[Block]:
     optional = [name for name in ("ranked_position", "policy") if dataset.has(name)]
-    return dataset.blocks(split, [*columns, *optional])
+    return shown(dataset).blocks(split, [*columns, *optional])
 
 
 def _kept(block: Block, policies: Collection[str] | None) -> NDArray[np.bool_]:
     """The lists of these policies; a list has the policy of its first item."""
     if policies is None:
         return np.ones(len(block.offsets) - 1, dtype=np.bool_)
-    of_list = _policy(block).gather(block.offsets[:-1])
-    return of_list.is_in(list(policies)).fill_null(False).to_numpy().astype(np.bool_)
+    kept = np.diff(block.offsets) > 0  # of an empty list nothing was shown
+    of_list = _policy(block).gather(block.offsets[:-1][kept])
+    kept[kept] = of_list.is_in(list(policies)).fill_null(False).to_numpy()
+    return kept
 
 
 def _policy(block: Block) -> pl.Series:

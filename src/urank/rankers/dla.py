@@ -51,12 +51,16 @@ class DualNetwork(nn.Module):
         return Curve("dla", tuple(relative.double().tolist()))
 
 
-def _of_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """f, log g, what a click was worth, the position, and where there is an item, `[B, n]` each."""
+def _of_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """f, log g, what a click was worth, the position, where there is an item, and where one was shown, `[B, n]` each.
+
+    An item below position K was not shown: f orders it with the others, but g knows nothing of it.
+    """
     assert isinstance(network, DualNetwork)  # noqa: S101 - this module trains no other
     scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
     click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
-    return scores, network.places[position.clamp(min=1) - 1], click, position, where
+    K = len(network.slow_places)
+    return scores, network.places[position.clamp(1, K) - 1], click, position, where, where & (position <= K)
 
 
 def dual_weights(
@@ -110,16 +114,16 @@ def fit_dla(
         network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
-        scores, at, click, position, where = _of_batch(network, batch)
+        scores, at, click, position, where, shown = _of_batch(network, batch)
         examined, relevant = dual_weights(scores, at, position, where=where, clip=clip)
         ranking = softmax_loss(scores, click * examined, where=where)
-        return (ranking + softmax_loss(at, click * relevant, where=where)).mean()
+        return (ranking + softmax_loss(at, click * relevant, where=shown)).mean()
 
     def surprise(network: nn.Module, batch: Batch) -> Tensor:
         # Both losses weigh clicks by what has been learned, so that they cannot be compared from round to round. Which
         # items of a list were clicked, by the product of both models, can.
-        scores, at, click, _, where = _of_batch(network, batch)
-        return softmax_loss(scores + at, click, where=where).mean()
+        scores, at, click, _, _, shown = _of_batch(network, batch)
+        return softmax_loss(scores + at, click, where=shown).mean()
 
     history = train(
         network,
