@@ -22,6 +22,7 @@ from urank.errors import DataError
 from urank.features import Featurizer
 from urank.log import write
 from urank.log.dataset import Dataset
+from urank.paths import to_path
 from urank.simulate.config import SimulationConfig
 from urank.simulate.letor import simulate
 from urank.stream import Batch, Stream
@@ -105,6 +106,19 @@ def test_resumes_to_the_same_bits_from_any_round(dataset: Dataset, featurizer: F
         assert [r["round"] for r in history.rounds] == [0, 1, 2, 3]
 
 
+def test_a_checkpoint_may_be_elsewhere(dataset: Dataset, featurizer: Featurizer) -> None:
+    path = to_path("memory://training/checkpoints/a.safetensors")
+    try:
+        run(dataset, featurizer, path, epochs=1, patience=9)
+        assert path.is_file()
+        resumed, history = run(dataset, featurizer, path, epochs=2, patience=9)
+    finally:
+        path.fs.rm("/training", recursive=True)  # type: ignore[attr-defined]
+    whole, _ = run(dataset, featurizer, epochs=2, patience=9)
+    assert same(whole, resumed)
+    assert [r["round"] for r in history.rounds] == [0, 1]
+
+
 def test_a_file_that_is_no_checkpoint_is_refused(dataset: Dataset, featurizer: Featurizer, tmp_path: Path) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(b"not a checkpoint")
@@ -168,3 +182,14 @@ def test_stream_agrees_with_a_plain_read(dataset: Dataset, featurizer: Featurize
 def test_device() -> None:
     assert choose_device("cpu").type == "cpu"
     assert choose_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_network_keeps_its_mode_while_its_loss_is_measured(
+    dataset: Dataset, featurizer: Featurizer, dropout: float
+) -> None:
+    network = build_network("monotone", featurizer, dataset.positions, dropout=dropout).train()
+    valid = Stream(dataset, "valid", featurizer)
+    first, second = (mean_loss(network, loss, valid) for _ in range(2))
+    assert network.training
+    assert first == second  # no dropout, whatever the mode

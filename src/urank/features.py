@@ -8,7 +8,7 @@ an exported model takes raw values and there is one formula for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from urank import team
 from urank.errors import DataError
 from urank.log.dataset import Dataset
 from urank.scaling import signed_log
 
-__all__ = ["Categorical", "Featurizer", "Inputs", "Numeric", "fit_featurizer"]
+__all__ = ["Categorical", "Featurizer", "Inputs", "Numeric", "fit_featurizer", "own_items"]
 
 MAX_VOCABULARY = 1_000_000
+_COUNTS = pl.DataFrame(schema={"v": pl.String, "n": pl.UInt64})
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,23 +94,22 @@ class Featurizer:
         """Gather scales and vocabularies in one pass.
 
         Args:
-            tables: the rows of the train split, some at a time, with a flat column for each feature.
+            tables: the rows of the train split, some at a time, with a flat column for each feature; of a team, each
+                worker has tables of its own, and all get the same featurizer.
             numeric: names of the numeric features.
             categorical: names of the categorical features.
             min_count: a category must be seen this often to have a number of its own.
         """
         moments = np.zeros((4, len(numeric)))
-        counts: list[pl.DataFrame] = [pl.DataFrame({"v": [], "n": []}, schema={"v": pl.String, "n": pl.UInt64})] * len(
-            categorical
-        )
+        counts = [_COUNTS] * len(categorical)
         for table in tables:
             for place, name in enumerate(numeric):
                 moments[:, place] += _moments(table[name].to_numpy())
             for place, name in enumerate(categorical):
                 found = pl.Series("v", table[name].combine_chunks()).cast(pl.String).drop_nulls().value_counts(name="n")
-                both = pl.concat([counts[place], found.cast({"n": pl.UInt64})])
-                counts[place] = both.group_by("v").agg(pl.col("n").sum())
-        rows, missing, total, squares = moments
+                counts[place] = _added(counts[place], found.cast({"n": pl.UInt64}))
+        rows, missing, total, squares = np.reshape(team.total(moments.ravel().tolist()), moments.shape)
+        counts = [_of_team(each) for each in counts]
         known = np.maximum(rows - missing, 1)
         mean = total / known
         std = np.sqrt(np.maximum(squares / known - mean**2, 0))
@@ -171,8 +172,29 @@ def fit_featurizer(dataset: Dataset, *, min_count: int = 5) -> Featurizer:
             raise DataError(f"{dataset.folder} has no {split} queries; prepare it with other shares (--valid, --test)")
     if not dataset.features:
         raise DataError(f"{dataset.folder} has no features, so nothing tells its items apart")
-    blocks = (block.items for block in dataset.blocks("train", dataset.features))
-    return Featurizer.fit(blocks, dataset.numeric, dataset.categorical, min_count=min_count)
+    return Featurizer.fit(
+        own_items(dataset, "train", dataset.features), dataset.numeric, dataset.categorical, min_count=min_count
+    )
+
+
+def own_items(dataset: Dataset, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The items of a split, a row group at a time; of a team, those of this worker's row groups."""
+    groups = dataset.groups(split)
+    mine = team.share(len(groups))
+    return (dataset.read(group, columns).items for group in groups[mine.start : mine.stop])
+
+
+def _added(counts: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    return pl.concat([counts, more]).group_by("v").agg(pl.col("n").sum())
+
+
+def _of_team(counts: pl.DataFrame) -> pl.DataFrame:
+    """How often each category was seen by all workers."""
+    if team.size() == 1:
+        return counts
+    told = team.gathered([counts["v"].to_list(), counts["n"].to_list()])
+    parts = [pl.DataFrame({"v": v, "n": n}, schema=_COUNTS.schema) for v, n in told]
+    return _added(_COUNTS, pl.concat(parts))
 
 
 def _moments(x: NDArray[Any]) -> NDArray[np.float64]:

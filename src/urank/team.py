@@ -7,28 +7,32 @@ one, for which all of this does nothing. What workers tell each other travels as
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+import numpy as np
 
-__all__ = ["alone", "from_first", "gathered", "rank", "share", "size", "total"]
+if TYPE_CHECKING:  # slow to load, and not needed by one who is alone
+    import torch
+    from torch import Tensor
+
+__all__ = ["alone", "bytes_from_first", "from_first", "gathered", "gathered_bytes", "rank", "share", "size", "total"]
 
 _ALONE: ContextVar[bool] = ContextVar("urank_alone", default=False)
 
 
 def size() -> int:
     """The number of workers."""
-    return dist.get_world_size() if dist.is_initialized() and not _ALONE.get() else 1
+    dist = sys.modules.get("torch.distributed")  # who has not loaded it is in no group
+    return int(dist.get_world_size()) if dist is not None and dist.is_initialized() and not _ALONE.get() else 1
 
 
 def rank() -> int:
     """The number of this worker, from 0."""
-    return dist.get_rank() if size() > 1 else 0
+    return int(sys.modules["torch.distributed"].get_rank()) if size() > 1 else 0
 
 
 @contextmanager
@@ -59,6 +63,9 @@ def total(values: Sequence[float]) -> list[float]:
     """
     if size() == 1:
         return [float(value) for value in values]
+    import torch
+    import torch.distributed as dist
+
     tensor = torch.tensor(values, dtype=torch.float64, device=_device())
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
@@ -70,22 +77,37 @@ def from_first(make: Callable[[], Any]) -> Any:
     >>> from_first(lambda: {"a": 1.5})
     {'a': 1.5}
     """
+    return make() if size() == 1 else json.loads(bytes_from_first(lambda: json.dumps(make()).encode()))
+
+
+def bytes_from_first(make: Callable[[], bytes]) -> bytes:
+    """Bytes that the first worker makes; the others wait for them.
+
+    >>> bytes_from_first(lambda: b"x")
+    b'x'
+    """
     if size() == 1:
         return make()
-    made = b""
-    failure: BaseException | None = None
+    made, failure = b"", None
     if rank() == 0:
         try:
             with alone():
-                made = json.dumps(make()).encode()
-        except BaseException as error:  # the others must hear of it, or they wait for ever
+                made = make()
+        except Exception as error:  # the others must hear of it, or they wait for ever
             failure = error
-    told = json.loads(_broadcast(made if failure is None else b'{"failed": true}'))
+    (failed,) = total([failure is not None])
     if failure is not None:
         raise failure
-    if told == {"failed": True}:
-        raise RuntimeError("the first worker failed")
-    return told
+    if failed:
+        raise RuntimeError("another worker failed and says why")
+    import torch
+    import torch.distributed as dist
+
+    length = torch.tensor([len(made)], device=_device())
+    dist.broadcast(length, 0)
+    content = _bytes(made) if rank() == 0 else torch.empty(int(length), dtype=torch.uint8, device=_device())
+    dist.broadcast(content, 0)
+    return content.cpu().numpy().tobytes()
 
 
 def gathered(value: Any) -> list[Any]:
@@ -96,30 +118,40 @@ def gathered(value: Any) -> list[Any]:
     """
     if size() == 1:
         return [value]
-    data = json.dumps(value).encode()
+    return [json.loads(data) for data in gathered_bytes(json.dumps(value).encode())]
+
+
+def gathered_bytes(data: bytes) -> list[bytes]:
+    """The bytes of each worker, in the order of the workers.
+
+    >>> gathered_bytes(b"x")
+    [b'x']
+    """
+    if size() == 1:
+        return [data]
+    import torch
+    import torch.distributed as dist
+
     lengths = [0.0] * size()
     lengths[rank()] = float(len(data))
-    longest = int(max(total(lengths)))
+    known = [int(length) for length in total(lengths)]
+    longest = max(known)
     mine = torch.zeros(longest, dtype=torch.uint8, device=_device())
     mine[: len(data)] = _bytes(data)
     parts = [torch.empty_like(mine) for _ in range(size())]
     dist.all_gather(parts, mine)
-    known = total(lengths)
-    return [json.loads(part[: int(length)].cpu().numpy().tobytes()) for part, length in zip(parts, known, strict=True)]
-
-
-def _broadcast(data: bytes) -> bytes:
-    length = torch.tensor([len(data)], device=_device())
-    dist.broadcast(length, 0)
-    content = _bytes(data) if rank() == 0 else torch.empty(int(length), dtype=torch.uint8, device=_device())
-    dist.broadcast(content, 0)
-    return content.cpu().numpy().tobytes()
+    return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, known, strict=True)]
 
 
 def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device())
+    import torch
+
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(_device())
 
 
 def _device() -> torch.device:
     """Where messages lie: NCCL knows only GPUs."""
+    import torch
+    import torch.distributed as dist
+
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

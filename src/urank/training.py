@@ -3,6 +3,10 @@
 A round is an epoch, or a part of one when the log is large: after each, the held-out loss is measured and a checkpoint
 is written. All randomness of a round follows from the seed and the round's number, so a run that is killed and started
 again goes on from its last round and ends with the same bits.
+
+The loop is the same for a team of workers (`urank.team`), each of which runs it on its share of the lists: gradients
+are averaged by DistributedDataParallel, each worker's in proportion to its rows, so a step is that of one worker with
+the whole batch; losses are summed over the team, so that all workers judge a round alike.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from urank import team
 from urank.errors import ConfigError, DataError
 from urank.files import new_file
 from urank.progress import Report, silent
@@ -96,20 +102,23 @@ def train(
     """
     device = choose_device(config.device)
     network.to(device)
+    step = _together(_LossOf(network, loss))
     optimiser = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     history, place = History(), _Progress()
     best = _copy(network.state_dict())
-    if checkpoint is not None and checkpoint.exists():
-        history, place, best = _load(checkpoint, network, optimiser)
+    if checkpoint is not None:
+        saved = team.bytes_from_first(lambda: checkpoint.read_bytes() if checkpoint.exists() else b"")
+        if saved:
+            history, place, best = _load(saved, checkpoint, network, optimiser)
     while not place.finished and place.epoch < config.epochs:
         groups = _next_groups(stream, config, seed, place)
         started = time.perf_counter()
         note = f"loss {history.rounds[-1]['valid']:.4f}" if history.rounds else ""
-        with seeded(seed * 1_000_003 + place.round):
+        with seeded(seed * 1_000_003 + place.round + 7_919 * team.rank()):
             done = place.epoch * stream.rows
             mean, rows = _run_round(
+                step,
                 network,
-                loss,
                 optimiser,
                 stream.batches(groups, shuffle=(seed, place.epoch)),
                 config.clip,
@@ -128,7 +137,7 @@ def train(
         )
         best = _judge(network, optimiser, history, place, best, config, value)
         _advance(stream, place, len(groups))
-        if checkpoint is not None:
+        if checkpoint is not None and team.rank() == 0:
             _save(checkpoint, network, optimiser, history, place, best)
     report(name, config.epochs * stream.rows, config.epochs * stream.rows, f"loss {history.best:.4f}")
     network.load_state_dict(best)
@@ -155,7 +164,8 @@ def mean_loss(network: nn.Module, loss: Loss, stream: Stream) -> float:
             total += float(loss(network, batch.to(device))) * len(batch)
             rows += len(batch)
     network.train(training)
-    return total / max(rows, 1)
+    loss_sum, count = team.total([total, rows])
+    return loss_sum / max(count, 1)
 
 
 def choose_device(name: str) -> torch.device:
@@ -167,9 +177,47 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+class _LossOf(nn.Module):
+    """A network and its loss as one module, whose forward pass DistributedDataParallel can watch."""
+
+    def __init__(self, network: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.network = network
+        self._loss = loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._loss(self.network, batch)
+
+
+def _together(step: _LossOf) -> nn.Module:
+    """The same, with gradients that are the mean over the team; the first worker's weights are where all begin."""
+    return DistributedDataParallel(step, forward_sync_buffers=False) if team.size() > 1 else step
+
+
+def _agreed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """A worker's batches, and how much each counts in the mean over the team.
+
+    Workers may have a few batches more or less than others, but all must take each step: who has none left takes part
+    with one of its own that counts nothing.
+    """
+    if team.size() == 1:
+        yield from ((batch, 1.0) for batch in batches)
+        return
+    last: Batch | None = None
+    while True:
+        batch = next(batches, None)
+        last = batch if batch is not None else last
+        rows, lacking = team.total([0 if batch is None else len(batch), last is None])
+        if not rows:
+            return
+        if last is None or lacking:
+            raise DataError(f"there are fewer lists to learn from than the {team.size()} workers; use fewer workers")
+        yield last, 0.0 if batch is None else len(batch) * team.size() / rows
+
+
 def _run_round(
+    step: nn.Module,
     network: nn.Module,
-    loss: Loss,
     optimiser: torch.optim.Optimizer,
     batches: Iterator[Batch],
     clip: float,
@@ -179,30 +227,36 @@ def _run_round(
     network.train()
     total, rows, told = 0.0, 0, time.perf_counter()
     parameters = list(network.parameters())
-    for batch in batches:
+    for batch, weight in _agreed(batches):
         optimiser.zero_grad(set_to_none=True)
-        value = loss(network, batch.to(device))
-        value.backward()  # type: ignore[no-untyped-call]
+        value = step(batch.to(device))
+        (value if weight == 1 else value * weight).backward()
         nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
-        total += float(value.detach()) * len(batch)
-        rows += len(batch)
+        if weight:
+            total += float(value.detach()) * len(batch)
+            rows += len(batch)
         if time.perf_counter() - told > 0.2:
             told = time.perf_counter()
-            report(rows, total / rows)
-    return total / max(rows, 1), rows
+            report(rows * team.size(), total / max(rows, 1))
+    loss_sum, count = team.total([total, rows])
+    return loss_sum / max(count, 1), int(count)
 
 
 def _next_groups(stream: Stream, config: TrainingConfig, seed: int, place: _Progress) -> list[int]:
-    """The row groups of the next round: to the end of the epoch, or until there are enough rows."""
+    """The row groups of the next round: to the end of the epoch, or until there are enough rows.
+
+    Of a team each worker must have a list in every round, so too few are left neither in it nor after it.
+    """
     left = stream.order(seed, place.epoch)[place.done_groups :]
-    lists = sum(group.lists for group in stream.groups)
+    all_lists = sum(group.lists for group in stream.groups)
     chosen: list[int] = []
-    rows = 0.0
+    lists, lists_left = 0, sum(stream.groups[group].lists for group in left)
     for group in left:
         chosen.append(group)
-        rows += stream.groups[group].lists * stream.rows / lists
-        if rows >= config.round_rows:
+        lists += stream.groups[group].lists
+        enough = lists * stream.rows / all_lists >= config.round_rows
+        if enough and lists >= team.size() and lists_left - lists >= team.size():
             break
     return chosen
 
@@ -255,11 +309,14 @@ def _save(
         save_file({k: v.contiguous() for k, v in tensors.items()}, working, metadata={"state": json.dumps(told)})
 
 
-def _load(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[History, _Progress, State]:
+def _load(
+    saved: bytes, path: Path, network: nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[History, _Progress, State]:
+    """Take up the state that `_save` wrote into a file; of a team, only the first worker need have the file."""
     try:
-        with safe_open(path, framework="pt") as file:
-            told = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
+        told = json.loads(header["__metadata__"]["state"])
+        tensors = load(saved)
         parts: dict[str, State] = {"network": {}, "best": {}, "optimiser": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")

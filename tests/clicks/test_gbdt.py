@@ -21,6 +21,7 @@ from urank.clicks.tree_onnx import ZERO, trees_to_onnx
 from urank.errors import DataError
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset
+from urank.memory import Memory
 from urank.simulate.letor import SimulationConfig, simulate
 from urank.trees import binned, matrix
 
@@ -139,6 +140,31 @@ def test_a_log_read_in_parts_gives_the_same_trees(
 ) -> None:
     monkeypatch.setattr("urank.trees.IN_MEMORY_BYTES", 0)
     assert fit_gbdt(dataset, featurizer, seed=7, config=CONFIG).text == model.text
+
+
+def test_what_memory_does_not_hold_is_sampled(dataset: Dataset, featurizer: Featurizer) -> None:
+    row_bytes = CONFIG.row_bytes(len(dataset.features))
+    rows = dataset.rows("train") + dataset.rows("valid")
+    half = Dataset(dataset.folder, memory=Memory(row_bytes * rows))
+    counted: list[float] = []
+
+    def report(step: str, done: float, total: float | None, note: str = "", /) -> None:
+        if step == "reading train":
+            counted.append(done)
+
+    fit_gbdt(half, featurizer, seed=7, config=CONFIG, report=report)
+    assert max(counted) == pytest.approx(dataset.rows("train") / 2, rel=0.1)
+
+
+def test_items_that_nobody_saw_teach_nothing(plain_log: pl.DataFrame, tmp_path: Path) -> None:
+    shown = plain_log.filter(pl.col("position") <= 3)
+    unseen = plain_log.with_columns(click=pl.when(pl.col("position") <= 3).then("click").otherwise(0))
+    logs = [prepared(shown, tmp_path / "shown")]
+    urank.prepare(urank.read(unseen), tmp_path / "unseen", positions=3)
+    logs.append(Dataset(tmp_path / "unseen"))
+    featurizer = fitted_featurizer(logs[0])
+    texts = [fit_gbdt(each, featurizer, seed=0, config=CONFIG).text for each in logs]
+    assert texts[0] == texts[1]
 
 
 def test_learns_without_categories_and_without_valid(plain_log: pl.DataFrame, tmp_path: Path) -> None:

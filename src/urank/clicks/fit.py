@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from urank.clicks.calibration import fit_calibration
+from urank import team
+from urank.clicks.calibration import Calibration, fit_calibration
 from urank.clicks.config import ClickConfig, ClickFamily
-from urank.clicks.gbdt import fit_gbdt
+from urank.clicks.gbdt import GbdtClicks, fit_gbdt
 from urank.clicks.heads import Head, build_network, click_loss
 from urank.clicks.model import ClickModel, Member, NetworkClicks, log_mean_exp
 from urank.features import Featurizer, fit_featurizer
+from urank.files import remove_folder
 from urank.log.dataset import Dataset
 from urank.log.lists import at_positions
 from urank.progress import Report, silent
@@ -69,7 +70,7 @@ def fit_clicks(
     """
     featurizer = fit_featurizer(dataset, min_count=config.min_count)
     if checkpoints is not None:
-        _claim(checkpoints, dataset, config)
+        team.from_first(lambda: _claim(checkpoints, dataset, config))
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)
     known = trainer.calibrated([trainer.member("pbm", config.seed)]) if reference else None
     first = {family: trainer.member(family, config.seed) for family in config.families}
@@ -92,7 +93,7 @@ def predictions(
 
     With `most_rows` it stops after the row group in which that many are reached.
     """
-    stream = Stream(dataset, split, model.featurizer, cache_bytes=0)
+    stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True)
     parts = []
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
@@ -116,7 +117,9 @@ class _Trainer:
         self.config = config
         self.checkpoints = checkpoints
         self.report = report
-        self.train_split, self.valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists)
+        self.train_split, self.valid_split = train_and_valid(
+            dataset, featurizer, config.training.batch_lists, shown=True
+        )
         self.losses: dict[str, float] = {}
         self.histories: dict[str, History] = {}
         self._done: dict[str, Member] = {}
@@ -129,9 +132,12 @@ class _Trainer:
         return self._done[name]
 
     def _gbdt(self, name: str, seed: int) -> Member:
-        member = fit_gbdt(self.dataset, self.featurizer, seed=seed, config=self.config.trees, report=self.report)
-        log_p, click = self._at_logged([member])[0::2]
-        self.losses[name] = float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
+        def grown() -> str:
+            found = fit_gbdt(self.dataset, self.featurizer, seed=seed, config=self.config.trees, report=self.report)
+            return found.to_text()
+
+        member = GbdtClicks.from_text(team.from_first(grown), self.dataset.positions, self.featurizer)
+        self.losses[name] = team.from_first(lambda: self._log_loss([member]))
         return member
 
     def _network(self, name: str, family: Any, seed: int) -> Member:
@@ -164,18 +170,25 @@ class _Trainer:
         alone = min(first, key=lambda family: self.losses[f"{family}-{self.config.seed}"])
         if len(first) == 1:
             return (alone,)
-        log_p, _, click = self._at_logged(list(first.values()))
-        self.losses["mix"] = float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
+        self.losses["mix"] = team.from_first(lambda: self._log_loss(list(first.values())))
         return tuple(first) if self.losses["mix"] < self.losses[f"{alone}-{self.config.seed}"] else (alone,)
 
     def calibrated(self, members: list[Member]) -> ClickModel:
         """The mean of members, calibrated on the validation split."""
-        log_p, position, click = self._at_logged(members)
         falls = all(member.family in MONOTONE_FAMILIES for member in members)
-        calibration = fit_calibration(
-            self.config.calibration, log_p, position, click, self.dataset.positions, monotone=falls
-        )
+
+        def fitted() -> dict[str, Any]:
+            log_p, position, click = self._at_logged(members)
+            K = self.dataset.positions
+            return fit_calibration(self.config.calibration, log_p, position, click, K, monotone=falls).to_dict()
+
+        calibration = Calibration.from_dict(team.from_first(fitted))
         return ClickModel(self.featurizer, self.dataset.positions, tuple(members), calibration)
+
+    def _log_loss(self, members: list[Member]) -> float:
+        """Of the mean of members on the validation split."""
+        log_p, _, click = self._at_logged(members)
+        return float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
 
     def _at_logged(self, members: list[Member]) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
         parts = []
@@ -200,6 +213,6 @@ def _claim(folder: Path, dataset: Dataset, config: ClickConfig) -> None:
     mark = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     path = folder / "run.txt"
     if folder.exists() and not (path.is_file() and path.read_text(encoding="ascii") == mark):
-        shutil.rmtree(folder)
+        remove_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(mark, encoding="ascii")

@@ -16,8 +16,9 @@ from pydantic import Field
 from urank.errors import DataError
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset
+from urank.log.shown import shown
 from urank.progress import Report, silent
-from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix
+from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix, that_fits
 
 if TYPE_CHECKING:
     import onnx
@@ -84,7 +85,7 @@ def fit_gbdt(
     """Grow trees on the train split until the log loss on the valid split, if it has rows, no longer falls.
 
     Args:
-        dataset: the prepared log.
+        dataset: the prepared log, or a sample of it where its memory has no room for all.
         featurizer: fitted on its train split.
         seed: the same seed gives the same text.
         config: how the trees grow.
@@ -96,6 +97,7 @@ def fit_gbdt(
     if dataset.rows("train") == 0:
         raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
     params = _params(config, seed, len(featurizer.names))
+    dataset = shown(that_fits(dataset, config.row_bytes(len(featurizer.names))))
     train = binned(dataset, "train", featurizer, params, report, extra="position")
     callbacks: list[Callable[..., Any]] = [lambda env: report("growing trees", env.iteration + 1, env.end_iteration)]
     valid_sets = []

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from urank.features import Featurizer, Inputs, Numeric
+from urank.features import Featurizer, Inputs, Numeric, own_items
 from urank.log.dataset import Dataset
 from urank.log.lists import where_items
 from urank.networks import Backbone, FeatureLayer, build_backbone
@@ -95,5 +95,4 @@ def value_feature(dataset: Dataset) -> Numeric | None:
     """The scale of the values in the train split; none when the log has no values."""
     if not dataset.has("value"):
         return None
-    blocks = (block.items for block in dataset.blocks("train", ["value"]))
-    return Featurizer.fit(blocks, ["value"], []).numeric[0]
+    return Featurizer.fit(own_items(dataset, "train", ["value"]), ["value"], []).numeric[0]

@@ -17,6 +17,7 @@ from urank.report.clicks import FitReport
 __all__ = ["fit_report"]
 
 TRAIN_ROWS = 500_000
+HELD_OUT_ROWS = 2_000_000
 """Of train, which may be of any size, at least so many rows are looked at; of valid and test all."""
 
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
@@ -39,7 +40,7 @@ def fit_report(fit: Fit, dataset: Dataset, config: ClickConfig, *, truth: str | 
     judged: dict[str, dict[str, Quality]] = {}
     reliable = {}
     for split in splits:
-        most = TRAIN_ROWS if split == "train" else None
+        most = TRAIN_ROWS if split == "train" else None if known is not None else HELD_OUT_ROWS
         contenders: dict[str, Predictions] = {name: predictions(fit.model, dataset, split, most_rows=most)}
         _, position, click = contenders[name]
         if name != "pbm" and fit.reference is not None:
