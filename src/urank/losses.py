@@ -103,7 +103,7 @@ def swap_loss(
     >>> bool(torch.isclose(loss, 0.13 * torch.log2(1 + torch.exp(torch.tensor(1.0)))).all())
     True
     """
-    delta = torch.from_numpy(found.delta).to(scores.device)
+    delta = torch.from_numpy(np.ascontiguousarray(found.delta)).to(scores.device)
     if clip is not None:
         scores = scores.clamp(-clip, clip)
     placed = torch.gather(scores, 1, torch.from_numpy(found.order).to(scores.device))

@@ -20,13 +20,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from urank.errors import DataError
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset, Group
+from urank.log.sample import sampled
 from urank.progress import Report
 
-__all__ = ["CHUNK_BYTES", "Floats", "GrowthConfig", "TreeModel", "binned", "matrix"]
+__all__ = ["CHUNK_BYTES", "Floats", "GrowthConfig", "TreeModel", "binned", "matrix", "sample_sentence", "that_fits"]
 
 CHUNK_BYTES = 64 * 2**20
 IN_MEMORY_BYTES = 256 * 2**20
 """Splits up to this size are given to LightGBM whole: row by row, choosing the bins takes longer than many trees."""
+
+ROW_BYTES = 80
+"""Besides its bins, an impression has a score (8 bytes), two derivatives, a label (4 each), copies of these on their
+way to LightGBM and back, and its place in a leaf."""
 
 MAX_LEAVES = 512  # a tree may be as deep as it has leaves, and its JSON is read by recursion
 
@@ -48,6 +53,11 @@ class GrowthConfig(BaseModel):
     bins: int = Field(255, ge=2, le=65_535, description="bins of a numeric feature at most")
     early_stopping: int = Field(20, ge=1, description="stop after so many trees without a better valid split")
     threads: int = Field(0, ge=0, description="threads of LightGBM; 0 for as many as there are cores")
+
+    def row_bytes(self, features: int, positions: int = 0) -> int:
+        """What growing takes of memory for an impression: its bins, scores and derivatives, and for a ranker what it
+        would earn at each position."""
+        return features * (1 if self.bins <= 255 else 2) + 4 * positions + ROW_BYTES
 
     def params(self, seed: int) -> dict[str, Any]:
         """The same for LightGBM; the same seed gives the same trees."""
@@ -128,6 +138,21 @@ class TreeModel:
         return self
 
 
+def that_fits(dataset: Dataset, row_bytes: int) -> Dataset:
+    """The log, or a sample of its train and valid queries when trees cannot hold all of them in its memory."""
+    rows = {split: dataset.rows(split) for split in ("train", "valid")}
+    share = dataset.memory.held_bytes / row_bytes / max(1, sum(rows.values()))
+    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
+
+
+def sample_sentence(dataset: Dataset, row_bytes: int) -> str | None:
+    """What to tell of trees that learn from a sample only; nothing when they learn from all."""
+    rows, all_rows = that_fits(dataset, row_bytes).rows("train"), dataset.rows("train")
+    if rows >= all_rows:
+        return None
+    return f"trees learned from a sample, {rows:,} of {all_rows:,} impressions, which is what the memory has room for"
+
+
 def matrix(inputs: Inputs, extra: NDArray[Any] | None = None) -> Floats:
     """The rows of LightGBM: numeric, categorical, extra.
 
@@ -152,7 +177,7 @@ def binned(
     """A split as LightGBM holds it, with the clicks as labels.
 
     A large log is read twice, a row group at a time; only LightGBM's bins, a byte or two for each value, stay in
-    memory.
+    memory. Where even these are too many, `that_fits` gives a sample.
 
     Args:
         dataset: the prepared log.

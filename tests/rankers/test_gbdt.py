@@ -22,12 +22,14 @@ from urank.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset, Group
 from urank.log.lists import pad, positions_by_score, where_items
 from urank.losses import swap_loss, swaps
+from urank.memory import Memory
 from urank.rankers.gbdt import Chunk, SplitGains, TreesConfig, TreesScorer, fit_trees
 from urank.rankers.policies import Random
 from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig
 from urank.stream import Stream
 from urank.training import History
+from urank.trees import sample_sentence, that_fits
 from urank.utility import earned, item_gains
 
 CONFIG = TreesConfig(trees=40, min_data_in_leaf=20, threads=1)
@@ -341,6 +343,22 @@ def test_nothing_to_learn_gives_no_splits(small: Small, clicks: ClickModel, capf
     assert (scorer.score(inputs, value) == 0).all()
     assert history.best == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_memory_does_not_hold_is_sampled(small: Small, clicks: ClickModel) -> None:
+    row_bytes = CONFIG.row_bytes(len(small.dataset.features), small.dataset.positions)
+    rows = small.dataset.rows("train") + small.dataset.rows("valid")
+    half = Dataset(small.dataset.folder, memory=Memory(row_bytes * rows))  # half of it may be held, so half the rows
+    _, history = fit_trees(half, clicks, RANKER, CONFIG, table=small.table)
+    learned = int(history.rounds[0]["rows"])
+    longest = 6 * small.dataset.positions  # of a query with all its sessions
+    assert learned == pytest.approx(small.dataset.rows("train") / 2, abs=longest)
+    assert sample_sentence(half, row_bytes) == (
+        f"trees learned from a sample, {learned:,} of {small.dataset.rows('train'):,} impressions, "
+        "which is what the memory has room for"
+    )
+    assert sample_sentence(small.dataset, row_bytes) is None
+    assert that_fits(small.dataset, row_bytes) is small.dataset
 
 
 def test_refuses_the_form_of_the_paper(small: Small, clicks: ClickModel) -> None:

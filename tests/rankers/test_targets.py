@@ -18,7 +18,7 @@ from urank.features import Inputs
 from urank.log.dataset import Block
 from urank.log.lists import positions_by_score
 from urank.propensity.model import Curve
-from urank.rankers.targets import BaselineConfig, ClickGain, DiscountedGain, LabelGain, Padded, gain_of
+from urank.rankers.targets import BaselineConfig, ClickGain, DiscountedGain, LabelGain, Padded, by_length, gain_of
 from urank.stream import Batch, Lists
 from urank.utility import delta_utility, earned
 
@@ -85,7 +85,8 @@ def test_batches_and_rows_are_the_same_lists() -> None:
     tensors = (given.inputs.numeric, given.inputs.categorical, given.position, given.click, given.value, given.offsets)
     assert given.gain is not None
     batch = Batch(*(torch.from_numpy(each) for each in tensors), gain=torch.from_numpy(given.gain))
-    whole = Padded.of_batch(batch)
+    ((numbers, whole),) = by_length(batch)
+    assert numbers[whole.where].tolist() == [0, 1, 2]
     assert whole.gain is not None
     assert whole.where is not None
     assert (whole.gain.tolist(), whole.where.tolist()) == ([[5.0, 6.0], [7.0, 0.0]], [[True, True], [True, False]])
@@ -133,3 +134,68 @@ def test_a_propensity_that_knows_too_few_positions() -> None:
     given = block(click=[1, 1, 1], position=[1, 2, 3])
     with pytest.raises(DataError, match="'mine' must know all positions of the log, up to 3; it knows 2"):
         ClickGain(Curve("mine", (1.0, 0.5)))(given)
+
+
+# Chunks by length
+
+
+def batch_of(lengths: list[int], K: int = 3, seed: int = 0) -> Batch:
+    """Random lists of these lengths."""
+    rng = np.random.default_rng(seed)
+    offsets = np.append(0, np.cumsum(lengths))
+    rows = int(offsets[-1])
+    return Batch(
+        numeric=torch.zeros(rows, 1),
+        categorical=torch.zeros(rows, 0, dtype=torch.int64),
+        position=torch.from_numpy(np.concatenate([rng.permutation(n) + 1 for n in lengths])),
+        click=torch.from_numpy(rng.integers(0, 2, rows).astype(np.float32)),
+        value=torch.from_numpy(rng.uniform(1, 9, rows).astype(np.float32)),
+        offsets=torch.from_numpy(offsets),
+        table=torch.from_numpy(rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32)),
+    )
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    most_rows=st.integers(1, 200),
+    most_padding=st.integers(0, 50),
+)
+def test_every_list_is_in_one_chunk_of_lists_of_about_its_length(
+    lengths: list[int], most_rows: int, most_padding: int
+) -> None:
+    batch = batch_of(lengths)
+    seen: list[int] = []
+    for rows, lists in by_length(batch, most_rows, most_padding):
+        where = np.ones(rows.shape, dtype=bool) if lists.where is None else lists.where
+        assert rows.size <= most_rows or len(rows) == 1
+        assert (~where).sum() <= most_padding
+        assert (lists.where is None) == where.all()
+        seen += rows[where].tolist()
+        for padded, tensor in (
+            (lists.value, batch.value),
+            (lists.position, batch.position),
+            (lists.table, batch.table),
+        ):
+            assert padded is not None
+            assert tensor is not None
+            np.testing.assert_array_equal(padded[where], tensor.numpy()[rows[where]])
+            assert (padded[~where] == 0).all()
+        assert rows.max() < len(batch)
+    assert sorted(seen) == list(range(len(batch)))
+
+
+def test_lists_of_one_length_keep_their_order() -> None:
+    chunks = list(by_length(batch_of([4] * 10), most_rows=12))
+    assert [rows.tolist() for rows, _ in chunks] == [
+        [[4 * number + item for item in range(4)] for number in range(first, min(first + 3, 10))]
+        for first in range(0, 10, 3)
+    ]
+    assert all(lists.where is None for _, lists in chunks)
+
+
+def test_empty_lists_are_left_out() -> None:
+    ((rows, lists),) = by_length(batch_of([0, 2, 0, 1]))
+    assert rows.shape == (2, 2)
+    assert lists.where is not None
+    assert lists.where.tolist() == [[True, True], [True, False]]
+    assert list(by_length(batch_of([0, 0]))) == []

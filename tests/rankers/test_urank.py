@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from urank.errors import ConfigError, DataError
 from urank.features import Inputs
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, positions_by_score, where_items
+from urank.losses import swap_loss, swaps
 from urank.matching import match
 from urank.rankers import network as module
 from urank.rankers import urank as urank_module
@@ -31,11 +33,12 @@ from urank.rankers.network import NetworkScorer, value_feature
 from urank.rankers.onnx import scorer_to_onnx
 from urank.rankers.policies import Logged, Random
 from urank.rankers.ranking import RankingModel
-from urank.rankers.targets import Padded
-from urank.rankers.urank import RankerConfig, fit_urank
+from urank.rankers.targets import by_length
+from urank.rankers.urank import RankerConfig, fit_urank, mean_swap_loss
 from urank.scaling import signed_log
 from urank.stream import Batch
 from urank.training import History, TrainingConfig
+from urank.utility import item_gains
 
 QUICK = TrainingConfig(epochs=3, batch_lists=64)
 
@@ -142,7 +145,8 @@ def test_gains_by_hand() -> None:
         table=table,
     )
     for target, share in (("model", 0.0), ("counterfactual", 1.0), ("blend", 0.3)):
-        gains = config(target=target, blend=0.3, floor=0.05).objective(Padded.of_batch(batch))
+        ((_, lists),) = by_length(batch)
+        gains = config(target=target, blend=0.3, floor=0.05).objective(lists)
         clicked = np.array([[0.0, 1 / 0.2], [1 / 0.05, 0.0]])  # 0.02 is below the floor
         worth = np.array([[3.0, 5.0], [7.0, 0.0]]) * ((1 - share) + share * clicked)
         padded = np.array([[[0.5, 0.4], [0.4, 0.2]], [[0.1, 0.02], [0.0, 0.0]]])
@@ -330,3 +334,51 @@ def test_share() -> None:
 def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         config(**settings)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("form", ["stable", "paper"])
+@pytest.mark.parametrize("target", ["model", "blend"])
+@pytest.mark.parametrize("lengths", [[7, 1, 30, 4, 30, 12], [6] * 5])
+def test_the_loss_in_chunks_is_that_of_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch, form: str, target: str, lengths: list[int]
+) -> None:
+    """Value and gradient, against lists that are padded to the longest."""
+    rng = np.random.default_rng(2)
+    offsets = np.append(0, np.cumsum(lengths))
+    rows, K = int(offsets[-1]), 5
+    batch = Batch(
+        numeric=torch.zeros(rows, 1),
+        categorical=torch.zeros(rows, 0, dtype=torch.int64),
+        position=torch.from_numpy(np.concatenate([rng.permutation(n) + 1 for n in lengths])),
+        click=torch.from_numpy(rng.integers(0, 2, rows).astype(np.float32)),
+        value=torch.from_numpy(rng.uniform(1, 9, rows).astype(np.float32)),
+        offsets=torch.from_numpy(offsets),
+        table=torch.from_numpy(rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32)),
+    )
+    settings = config(form=form, target=target, sigma=1.5, clip=2.0)
+    where = where_items(offsets)
+    assert batch.table is not None
+    gains = item_gains(
+        pad(batch.table.numpy(), offsets),
+        value=pad(batch.value.numpy(), offsets),
+        click=pad(batch.click.numpy(), offsets),
+        logged=pad(batch.position.numpy(), offsets, fill=1),
+        where=where,
+        blend=0.5 if target == "blend" else 0.0,
+    )
+    scores = torch.from_numpy(rng.normal(0, 2, rows)).requires_grad_()
+    padded = torch.zeros(where.shape, dtype=scores.dtype).masked_scatter(torch.from_numpy(where), scores)
+    found = swaps(padded.detach().numpy(), gains, where=where)
+    clip = 2.0 if form == "paper" else None
+    whole = swap_loss(padded, found, form=settings.form, sigma=1.5, clip=clip).mean()
+    (expected,) = torch.autograd.grad(whole, scores)
+    for most_rows, most_padding in ((1, 0), (40, 3), (10**6, 10**6)):
+        chunks = partial(by_length, most_rows=most_rows, most_padding=most_padding)
+        monkeypatch.setattr(urank_module, "by_length", chunks)
+        loss = mean_swap_loss(scores, batch, settings.objective, settings)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        torch.testing.assert_close(loss, whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)

@@ -39,11 +39,11 @@ from urank.losses import swap_derivatives, swaps
 from urank.progress import Report, silent
 from urank.rankers.targets import Padded, Target
 from urank.rankers.urank import RankerConfig
-from urank.stream import Lists, Stream
+from urank.stream import Gain, Lists, Stream
 from urank.training import History
-from urank.trees import Floats, GrowthConfig, TreeModel, binned
+from urank.trees import Floats, GrowthConfig, TreeModel, binned, that_fits
 
-__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps"]
+__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps", "tree_streams"]
 
 CHUNK_PAIRS = 2**19
 """Pairs of items and places that are worked on at once: enough to be worth the calls, few enough for the cache."""
@@ -99,7 +99,8 @@ def fit_trees(
     """Grow the scorer on a prepared log.
 
     What each item of train and valid would earn at each position is computed once and kept in memory, 4 · K bytes for
-    each impression, beside LightGBM's bins, a byte or two for each feature of it.
+    each impression, beside LightGBM's bins, a byte or two for each feature of it. When that is more than the memory of
+    the dataset has room for, the trees grow on a sample of its queries.
 
     Args:
         dataset: train teaches, valid stops, test is not looked at. Without valid all trees are grown.
@@ -122,8 +123,21 @@ def fit_trees(
             "form must be 'stable' for trees, as the paper's has negative second derivatives; got 'paper'"
         )
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
-    streams = [Stream(dataset, split, clicks.featurizer, cache_bytes=0, table=look_up) for split in ("train", "valid")]
+    streams = tree_streams(dataset, clicks.featurizer, trees, table=look_up)
     return grow_by_swaps(streams, config.objective, config, trees, report=report)
+
+
+def tree_streams(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    trees: TreesConfig,
+    *,
+    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    gain: Gain | None = None,
+) -> list[Stream]:
+    """Train and valid, or as many of their queries as trees can hold."""
+    fits = that_fits(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
+    return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
 
 
 def grow_by_swaps(

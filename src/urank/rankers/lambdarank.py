@@ -12,11 +12,11 @@ from pathlib import Path
 from urank.features import Featurizer
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
-from urank.rankers.gbdt import TreesConfig, TreesScorer, grow_by_swaps
+from urank.rankers.gbdt import TreesConfig, TreesScorer, grow_by_swaps, tree_streams
 from urank.rankers.network import NetworkScorer, value_feature
 from urank.rankers.targets import DiscountedGain, LabelGain
 from urank.rankers.urank import RankerConfig, build_scorer, fit_by_swaps
-from urank.stream import Gain, Stream, train_and_valid
+from urank.stream import Gain, train_and_valid
 from urank.training import History, seeded
 
 __all__ = ["fit_lambdarank", "fit_lambdarank_trees"]
@@ -58,6 +58,6 @@ def fit_lambdarank_trees(
     report: Report = silent,
 ) -> tuple[TreesScorer, History]:
     """Grow LightGBM trees instead; LightGBM's own `lambdarank` takes whole grades only. Arguments as above."""
-    splits = [Stream(dataset, split, featurizer, cache_bytes=0, gain=gain) for split in ("train", "valid")]
+    splits = tree_streams(dataset, featurizer, trees, gain=gain)
     target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
     return grow_by_swaps(splits, target, config, trees, report=report)

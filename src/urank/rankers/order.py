@@ -28,11 +28,15 @@ def worth(table: NDArray[np.float32], value: NDArray[Any] | None, method: Method
 
 def positions_in_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """The 1-based position `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
+    place = positions_by_score if values.ndim == 1 else match
+    lengths = np.diff(offsets)
+    if len(lengths) and (lengths == lengths[0]).all():  # nothing is to be padded, and so nothing copied
+        lists = values.reshape(len(lengths), lengths[0], *values.shape[1:])
+        return place(lists).ravel()
     positions = np.empty(len(values), dtype=np.int64)
     for rows, bounds in _of_like_length(offsets):
-        where, padded = where_items(bounds), pad(values[rows], bounds)
-        found = positions_by_score(padded, where=where) if values.ndim == 1 else match(padded, where=where)
-        positions[rows] = found[where]
+        where = where_items(bounds)
+        positions[rows] = place(pad(values[rows], bounds), where=where)[where]
     return positions
 
 
@@ -51,9 +55,6 @@ def _of_like_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.boo
     """The rows, and the offsets among them, of lists that are padded together: those of like length, within a factor of
     two. A long one among many short ones would otherwise make all of them as long."""
     lengths = np.diff(offsets)
-    if len(lengths) == 1:  # as a server has it: no time for what can be known at once
-        yield np.ones(lengths[0], dtype=np.bool_), np.array([0, lengths[0]])
-        return
     sizes = np.frexp(lengths)[1]
     for size in np.unique(sizes):
         chosen = sizes == size

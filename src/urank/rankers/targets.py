@@ -7,17 +7,17 @@ but a curve, and both learn by the same loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
-from urank.log.lists import pad, where_items
 from urank.propensity.model import CLIP, Propensity, inverse_propensity
 from urank.stream import Batch, Lists
 from urank.utility import FLOOR, item_gains
@@ -30,14 +30,21 @@ __all__ = [
     "Padded",
     "Target",
     "UtilityTarget",
+    "by_length",
     "dcg_discount",
     "gain_of",
 ]
 
+CHUNK_ROWS = 2**13
+"""Rows that are worked on at once, padding included: enough to be worth the calls, few enough for the cache."""
+CHUNK_PADDING = 2**9
+"""Most of these that may be padding; about as many rows as could be worked on while another chunk is begun."""
+
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Lists as a target sees them: `[B, n]` each, the table `[B, n, K]`; `where` is true where there is an item."""
+    """Lists as a target sees them: `[B, n]` each, the table `[B, n, K]`; `where` is true where there is an item, and
+    none where nothing is padded."""
 
     position: NDArray[Any]
     click: NDArray[Any]
@@ -47,18 +54,46 @@ class Padded:
     where: NDArray[np.bool_] | None
 
     @classmethod
-    def of_batch(cls, batch: Batch) -> Padded:
-        """All lists of a batch."""
-        offsets = batch.offsets.numpy(force=True)
-        tensors = (batch.position, batch.click, batch.value, batch.table, batch.gain)
-        padded = [pad(each.numpy(force=True), offsets) if each is not None else None for each in tensors]
-        return cls(*padded, where_items(offsets))  # type: ignore[arg-type,call-arg]
+    def of_rows(cls, lists: Lists | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None) -> Padded:
+        """Some lists, by the numbers `[B, n]` of their rows; without `where` they are of the same length."""
+        held = (lists.position, lists.click, lists.value, lists.table, lists.gain)
+        arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in held)
+        padded = [each[rows] if each is not None else None for each in arrays]
+        if where is not None:
+            for each in padded:
+                if each is not None:
+                    each[~where] = 0
+        return cls(*padded, where)  # type: ignore[arg-type,call-arg]
 
-    @classmethod
-    def of_rows(cls, lists: Lists, rows: NDArray[np.int64]) -> Padded:
-        """Lists of the same length, by the numbers `[B, n]` of their rows."""
-        arrays = (lists.position, lists.click, lists.value, lists.table, lists.gain)
-        return cls(*(each[rows] if each is not None else None for each in arrays), None)  # type: ignore[arg-type,call-arg]
+
+def by_length(
+    batch: Batch, most_rows: int = CHUNK_ROWS, most_padding: int = CHUNK_PADDING
+) -> Iterator[tuple[NDArray[np.int64], Padded]]:
+    """The lists of a batch in chunks of lists of about the same length, the longest first, so that little is padded.
+
+    What is computed for each list alone is the same in chunks, and what it takes on the way stays in the cache.
+
+    Args:
+        batch: lists in any order; empty ones are left out.
+        most_rows: rows of a chunk, padding included; a list that is longer is a chunk by itself.
+        most_padding: how many of these may be padding.
+
+    Yields:
+        the numbers `[B, n]` of the rows in the batch, where padding has that of some other row, and the lists.
+    """
+    offsets = batch.offsets.numpy(force=True)
+    lengths = np.diff(offsets)
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    first = 0
+    while first < len(order):
+        n = int(lengths[order[first]])
+        chosen = order[first : first + max(1, most_rows // n)]
+        padding = np.cumsum(n - lengths[chosen])  # rises from 0, so that the first list is always taken
+        chosen = chosen[: np.searchsorted(padding, most_padding, side="right")]
+        first += len(chosen)
+        where = np.arange(n) < lengths[chosen][:, None]
+        rows = offsets[chosen][:, None] + np.arange(n) * where
+        yield rows, Padded.of_rows(batch, rows, None if where.all() else where)
 
 
 Target = Callable[[Padded], NDArray[Any]]
@@ -142,11 +177,13 @@ class ClickGain:
         propensity: the estimate of examination; none for clicks as they are.
         clip: the most that 1 / p counts.
         takes_value: whether the log has values.
+        positions: K; items further down were not shown, and have no click.
     """
 
     propensity: Propensity | None = None
     clip: float = CLIP
     takes_value: bool = False
+    positions: int | None = None
 
     @property
     def columns(self) -> Sequence[str]:
@@ -157,7 +194,7 @@ class ClickGain:
         if self.takes_value:
             gain = gain * block.column("value")
         if self.propensity is not None:
-            gain = gain * inverse_propensity(self.propensity, block, clip=self.clip)
+            gain = gain * inverse_propensity(self.propensity, block, clip=self.clip, positions=self.positions)
         return gain.astype(np.float32)
 
 
@@ -174,7 +211,7 @@ class LabelGain:
 def gain_of(dataset: Dataset, config: BaselineConfig, propensity: Propensity | None) -> ClickGain | LabelGain:
     """What each item of a log is worth by itself, as a configuration asks."""
     if config.learn_from == "clicks":
-        return ClickGain(propensity, config.clip, takes_value=dataset.has("value"))
+        return ClickGain(propensity, config.clip, takes_value=dataset.has("value"), positions=dataset.positions)
     if not dataset.has("relevance"):
         raise DataError(f"learning from relevance needs the column relevance, which {dataset.folder} does not have")
     return LabelGain()

@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from urank import team
 from urank.clicks.model import ClickModel, NetworkClicks
 from urank.config import Settings
 from urank.errors import ConfigError
 from urank.features import Featurizer, Inputs, Numeric
 from urank.log.dataset import Dataset
-from urank.log.lists import pad, positions_by_score, where_items
+from urank.log.lists import positions_by_score
 from urank.losses import Form, swap_loss, swaps
 from urank.networks import Backbone
 from urank.progress import Report, silent
-from urank.rankers.network import NetworkScorer, ScoreNetwork, pad_tensor, value_feature
-from urank.rankers.targets import Padded, Target, UtilityTarget
+from urank.rankers.network import NetworkScorer, ScoreNetwork, value_feature
+from urank.rankers.targets import Target, UtilityTarget, by_length
 from urank.stream import Batch, Stream, train_and_valid
 from urank.training import History, TrainingConfig, seeded, train
 from urank.utility import FLOOR, earned
 
-__all__ = ["RankerConfig", "build_scorer", "estimated_utility", "fit_by_swaps", "fit_urank"]
+__all__ = ["RankerConfig", "build_scorer", "estimated_utility", "fit_by_swaps", "fit_urank", "mean_swap_loss"]
 
 Kind = Literal["model", "counterfactual", "blend"]
 
@@ -114,11 +115,7 @@ def fit_by_swaps(
     """
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
-        scores = network(batch.numeric, batch.categorical, batch.value)
-        lists = Padded.of_batch(batch)
-        found = swaps(pad(scores.numpy(force=True), batch.offsets.numpy(force=True)), target(lists), where=lists.where)
-        clip = config.clip if config.form == "paper" else None
-        return swap_loss(pad_tensor(scores, batch)[0], found, form=config.form, sigma=config.sigma, clip=clip).mean()
+        return mean_swap_loss(network(batch.numeric, batch.categorical, batch.value), batch, target, config)
 
     history = train(
         network,
@@ -134,6 +131,27 @@ def fit_by_swaps(
     return NetworkScorer(network), history
 
 
+def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerConfig) -> Tensor:
+    """The mean over the lists of a batch of U-rank's loss, with positions and weights from the scores as they are.
+
+    The lists are taken in chunks by length, which changes nothing but the order of a sum.
+
+    Args:
+        scores: `[rows]`, with their gradients.
+        batch: the lists.
+        target: u(i, k) of some lists.
+        config: the form of the loss.
+    """
+    known = scores.numpy(force=True)
+    clip = config.clip if config.form == "paper" else None
+    losses = []
+    for rows, lists in by_length(batch):
+        found = swaps(known[rows], target(lists), where=lists.where)
+        padded = scores[torch.from_numpy(rows).to(scores.device)]
+        losses.append(swap_loss(padded, found, form=config.form, sigma=config.sigma, clip=clip))
+    return torch.cat(losses).sum() / (len(batch.offsets) - 1)
+
+
 def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> float:
     """The mean utility of the lists of a split in the order of the scores, by the target that is trained on."""
     device = next(network.parameters()).device
@@ -143,12 +161,12 @@ def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> flo
         for batch in stream.batches():
             on_device = batch.to(device)
             scores = network(on_device.numeric, on_device.categorical, on_device.value).numpy(force=True)
-            offsets = batch.offsets.numpy()
-            where = where_items(offsets)
-            positions = positions_by_score(pad(scores, offsets), where=where)
-            total += float(earned(target(Padded.of_batch(batch)), positions).sum())
-            lists += len(offsets) - 1
-    return total / max(lists, 1)
+            for rows, padded in by_length(batch):
+                positions = positions_by_score(scores[rows], where=padded.where)
+                total += float(earned(target(padded), positions).sum())
+            lists += len(batch.offsets) - 1
+    earnings, count = team.total([total, lists])
+    return earnings / max(count, 1)
 
 
 def build_scorer(featurizer: Featurizer, value: Numeric | None, config: RankerConfig) -> ScoreNetwork:
