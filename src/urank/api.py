@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -20,6 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from urank import team
 from urank.clicks.fit import Fit, fit_clicks
 from urank.clicks.truth import read_truth, true_table
 from urank.config import build
@@ -32,14 +34,16 @@ from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.log.read import Log, read
 from urank.log.split import SPLITS
+from urank.memory import DEFAULT_MEMORY, Memory
 from urank.model import load_model, save_model
+from urank.paths import is_path, to_path
 from urank.progress import Report, silent
 from urank.propensity.files import load_propensity
 from urank.propensity.fit import PropensityMethod, fit_propensity
 from urank.propensity.model import Propensity
 from urank.rankers.baselines import BASELINES, fit_baseline
 from urank.rankers.config import UrankConfig
-from urank.rankers.gbdt import fit_trees
+from urank.rankers.gbdt import TreesScorer, fit_trees
 from urank.rankers.guardrail import Guard, GuardKind
 from urank.rankers.order import Method
 from urank.rankers.policies import ModelPolicy, Policy, Random
@@ -48,7 +52,7 @@ from urank.rankers.urank import RankerConfig, fit_urank
 from urank.training import History
 from urank.utility import FLOOR
 
-__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "guard_levels", "policies_of", "prepared"]
+__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "guard_levels", "named_policies", "policies_of", "prepared"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,12 @@ class ModelFit:
     history: History | None
     choice: Evaluation | None
     why: str
+
+    @property
+    def rounds(self) -> dict[str, list[dict[str, float]]]:
+        """The rounds of every training, by name, as `History` has them."""
+        own = {} if self.history is None else {"scorer": self.history.rounds}
+        return {name: history.rounds for name, history in self.clicks.histories.items()} | own
 
 
 class URank:
@@ -101,7 +111,9 @@ class URank:
         self.baseline = baseline
         self.seed = seed
 
-    def fit(self, log: Log | Dataset | str | Path | Any, *, report: Report = silent) -> Self:
+    def fit(
+        self, log: Log | Dataset | str | Path | Any, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent
+    ) -> Self:
         """Learn from a log: what `urank.read` gave, a path, a prepared folder, or a table."""
         settings = {
             "ranker": self.ranker,
@@ -113,7 +125,7 @@ class URank:
             "svm": {"seed": self.seed},
         }
         self.config_ = build(UrankConfig, settings, "URank")
-        with prepared(log, report=report) as dataset:
+        with prepared(log, memory=memory, report=report) as dataset:
             self.fit_ = fit_model(dataset, self.config_, report=report)
         self.model_ = self.fit_.model
         return self
@@ -166,7 +178,11 @@ def fit_model(
         checkpoint = _checkpoint(checkpoints, config.scorer)
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
-        scorer, history = fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report)
+        scorer, history = _of_first(
+            lambda: fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report),
+            dataset,
+            clicks.model.featurizer,
+        )
     elif config.ranker != "none":
         checkpoint = _checkpoint(checkpoints, config)
         scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
@@ -178,6 +194,13 @@ def fit_model(
         return ModelFit(model, clicks, history, None, "there is no scorer")
     if config.ranker in BASELINES:
         return ModelFit(model, clicks, history, None, f"{config.ranker} ranks by its scores")
+    return _with_best_method(dataset, model, clicks, history, config, report)
+
+
+def _with_best_method(
+    dataset: Dataset, model: RankingModel, clicks: Fit, history: History | None, config: UrankConfig, report: Report
+) -> ModelFit:
+    """The model with the better of score and match, by a cross-fitted estimate on the validation split."""
     try:
         choice = evaluate_policies(
             policies_of(model, methods=("score", "match")),
@@ -189,13 +212,26 @@ def fit_model(
     except DataError:  # too few queries to cross-fit; the paper's way is then the default
         return ModelFit(model, clicks, history, None, "valid has too few queries to tell which method is better")
     difference = choice.compare("match", "score")
-    best: Method = "match" if difference.mean > 0 else "score"
+    best: Method = team.from_first(lambda: "match" if difference.mean > 0 else "score")
     better, worse = (best, "score") if best == "match" else (best, "match")
     why = (
         f"{better} earns {abs(difference.mean):.4f} more {choice.measure} a list than {worse} on the validation split "
         f"by the cross-fitted estimate (p = {difference.p_value:.2g})"
     )
-    return ModelFit(RankingModel(clicks.model, scorer, best), clicks, history, choice, why)
+    return ModelFit(replace(model, method=best), clicks, history, choice, why)
+
+
+def _of_first(
+    grow: Callable[[], tuple[Any, History]], dataset: Dataset, featurizer: Featurizer
+) -> tuple[TreesScorer, History]:
+    """Trees, which one worker of a team grows for all."""
+
+    def told() -> dict[str, Any]:
+        trees, history = grow()
+        return {"text": trees.to_text(), "history": asdict(history)}
+
+    made = team.from_first(told)
+    return TreesScorer.from_text(made["text"], featurizer, dataset.has("value")), History(**made["history"])
 
 
 def _saved_propensity(config: UrankConfig) -> Propensity | None:
@@ -215,9 +251,11 @@ def _fit_baseline(
     """A ranker of another paper, with a saved propensity or the one that it asks for."""
     method = next((each for each in get_args(PropensityMethod) if each == config.baseline.propensity), None)
     if method is not None:
-        propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
+        with team.alone():  # every worker by itself, and all find the same
+            propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     assert config.ranker in BASELINES  # noqa: S101 - the callers know
-    return fit_baseline(
+    fit = partial(
+        fit_baseline,
         config.ranker,
         dataset,
         featurizer,
@@ -229,6 +267,7 @@ def _fit_baseline(
         checkpoint=checkpoint,
         report=report,
     )
+    return _of_first(fit, dataset, featurizer) if config.ranker == "lambdarank-trees" else fit()
 
 
 def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path | None:
@@ -247,6 +286,7 @@ def evaluate(
     floor: float = FLOOR,
     truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
+    memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> Evaluation:
     """What models would earn, from a log, with intervals, beside the logged order and a random one.
@@ -259,18 +299,13 @@ def evaluate(
         floor: least that a logged click probability counts as.
         truth: what `urank simulate` wrote: true utilities are told beside the estimates.
         config: the evaluation's own click model.
+        memory: what it may take; of a log that needs more, a sample of the queries is judged, which is told.
         report: told how far it is.
     """
     splits = _splits(split)
     known = true_table(read_truth(truth)) if truth is not None else None
-    loaded = [_ranking_model(model) for model in models]
-    names = _names(models)
-    policies: list[Policy] = []
-    for name, model in zip(names, loaded, strict=True):
-        policies += (
-            policies_of(model, prefix=f"{name} " if name else "") if isinstance(model, RankingModel) else [model]
-        )
-    with prepared(log, report=report) as dataset:
+    policies = named_policies(models, [_ranking_model(model) for model in models])
+    with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_policies(
             [*policies, Random()],
             dataset,
@@ -295,6 +330,7 @@ def guard_levels(
     floor: float = FLOOR,
     truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
+    memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> GuardLevels:
     """What a model would earn when it is kept close to the logged order, level by level.
@@ -305,7 +341,7 @@ def guard_levels(
         kind: `shift`, no item moves more than so many places, or `blend`, ranks are averaged; see `Guard`.
         levels: those to judge besides the full order; shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75 when left out.
         method: score, match or ctr1; the model's own when left out.
-        split, floor, truth, config, report: as in `evaluate`.
+        split, floor, truth, config, memory, report: as in `evaluate`.
         estimator: as in `evaluate`, but for those by propensities, which cannot judge a guard.
     """
     splits = _splits(split)
@@ -314,7 +350,7 @@ def guard_levels(
     if isinstance(policy, RankingModel):
         meant = policy if method is None else replace(policy, method=method)
         policy = ModelPolicy(meant.method, meant, meant.method)
-    with prepared(log, report=report) as dataset:
+    with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_guard(
             policy,
             dataset,
@@ -334,17 +370,31 @@ def policies_of(model: RankingModel, *, methods: Sequence[Method] | None = None,
     return [ModelPolicy(f"{prefix}{method}", model, method) for method in methods or model.methods]
 
 
+def named_policies(sources: Sequence[Any], models: Sequence[RankingModel | Policy]) -> list[Policy]:
+    """The policies of models, with names that tell where several came from."""
+    policies: list[Policy] = []
+    for name, model in zip(_names(sources), models, strict=True):
+        if isinstance(model, RankingModel):
+            policies += policies_of(model, prefix=f"{name} " if name else "")
+        else:
+            policies.append(model)
+    return policies
+
+
 @contextmanager
-def prepared(log: Log | Dataset | str | Path | Any, *, report: Report = silent) -> Iterator[Dataset]:
+def prepared(
+    log: Log | Dataset | str | Path | Any, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent
+) -> Iterator[Dataset]:
     """A log as prepared data, which is removed afterwards unless it was prepared before."""
     if isinstance(log, Dataset):
         yield log
-    elif isinstance(log, str | Path) and is_prepared(log):
-        yield Dataset(log)
+    elif is_path(log) and is_prepared(log):
+        yield Dataset(log, memory=memory)
     else:
-        with tempfile.TemporaryDirectory(prefix="urank-") as folder:
-            prepare(log if isinstance(log, Log) else read(log), Path(folder) / "prepared", report=report)
-            yield Dataset(Path(folder) / "prepared")
+        with tempfile.TemporaryDirectory(prefix="urank-") as name:
+            folder, source = Path(name) / "prepared", log if isinstance(log, Log) else read(log)
+            prepare(source, folder, bucket_bytes=memory.bucket_bytes, report=report)
+            yield Dataset(folder, memory=memory)
 
 
 def _splits(split: str) -> Sequence[str]:
@@ -356,14 +406,14 @@ def _splits(split: str) -> Sequence[str]:
 def _ranking_model(model: Any) -> RankingModel | Policy:
     if isinstance(model, URank):
         return model._fitted()
-    return load_model(model) if isinstance(model, str | Path) else model
+    return load_model(model) if is_path(model) else model
 
 
 def _names(models: Sequence[Any]) -> list[str]:
     """What tells several models apart; one alone needs no name."""
     if len(models) == 1:
         return [""]
-    folders = [Path(model) if isinstance(model, str | Path) else None for model in models]
+    folders = [to_path(model) if is_path(model) else None for model in models]
     short = [f"model {n}" if folder is None else folder.name for n, folder in enumerate(folders, 1)]
     whole = [f"model {n}" if folder is None else str(folder) for n, folder in enumerate(folders, 1)]
     return short if len(set(short)) == len(short) else whole

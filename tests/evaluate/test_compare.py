@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from urank.evaluate import compare as module
 from urank.evaluate.compare import Evaluation, evaluate_policies
 from urank.evaluate.crossfit import CrossfitConfig, Judges
 from urank.evaluate.disagreement import disagreement, widened
-from urank.evaluate.offpolicy import ESTIMATORS
+from urank.evaluate.offpolicy import ESTIMATORS, Terms
 from urank.evaluate.stats import normal_interval, paired
+from urank.evaluate.sums import query_bytes
 from urank.log import write
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import positions_by_score, where_items
 from urank.log.split import SPLITS
+from urank.memory import Memory
 from urank.rankers.policies import Logged, ModelPolicy, Random
 
 QUICK = CrossfitConfig(cuts=1, clicks=ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}}))
@@ -231,6 +233,39 @@ def test_row_groups_and_splits_change_nothing(
             assert utility.mean == pytest.approx(b.utility[cutoff].mean)
             assert utility.error == pytest.approx(b.utility[cutoff].error)
         assert a.support.placements == b.support.placements
+
+
+def test_blocks_are_judged_in_parts_without_a_difference(
+    small: Small, oracle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluate_policies([Reversed()], small.dataset)
+    monkeypatch.setattr(module, "BLOCK_ROWS", 64)
+    found = evaluate_policies([Reversed()], small.dataset)
+    assert (found.queries, found.lists, found.rows) == (whole.queries, whole.lists, whole.rows)
+    for a, b in zip(found.policies, whole.policies, strict=True):
+        assert a.utility[K].mean == pytest.approx(b.utility[K].mean)
+        assert a.utility[K].error == pytest.approx(b.utility[K].error)
+
+
+def test_of_more_queries_than_memory_holds_a_sample_is_judged(small: Small, oracle: None) -> None:
+    whole = evaluate_policies([Reversed()], small.dataset, splits=SPLITS, estimator="direct")
+    room = query_bytes(2, 4, propensity=True) * 100  # for 100 of the 400 queries
+    dataset = Dataset(small.dataset.folder, memory=Memory(4 * room))
+    found = evaluate_policies([Reversed()], dataset, splits=SPLITS, estimator="direct")
+    assert found.all_rows == whole.rows == whole.all_rows
+    assert 90 <= found.queries <= 103  # whole queries, so a few more or less
+    assert found.rows < whole.rows
+    (warning,) = [each for each in found.warnings if "sample" in each]
+    assert f"{found.rows:,} of {whole.rows:,} impressions" in warning
+    assert not any("sample of the queries" in each for each in whole.warnings)
+    for a, b in zip(found.policies, whole.policies, strict=True):
+        assert abs(a.utility[K].mean - b.utility[K].mean) < 4 * a.utility[K].error
+
+
+def test_the_bytes_of_a_query_are_those_of_its_sums(many: Terms) -> None:
+    joined = many.to_array()[:, :1].nbytes  # beside what is joined, as much is taken by values made of it
+    assert query_bytes(1, 1, propensity=True) == 2 * joined
+    assert query_bytes(3, 4, propensity=False) == 2 * 12 * replace(many, ips=None).to_array()[:, :1].nbytes
 
 
 def test_models_that_disagree_widen_intervals(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

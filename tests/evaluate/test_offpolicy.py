@@ -135,6 +135,7 @@ def test_terms_by_hand() -> None:
         "placed": 2,
         "as_logged": 1,
         "floored": 1,
+        "unseen": 0,
         "direct": 0.45 * 1.0 + 0.10 * 4.0,
         "ratio.clicked": w[1] * 1.0,
         "ratio.modelled": 0.001 * w[1] * 1.0 + 0.10 * w[2] * 4.0,
@@ -155,6 +156,49 @@ def test_terms_by_hand() -> None:
     )
     np.testing.assert_allclose(estimate(terms, "doubly_robust"), expected["direct"] - expected["ips.modelled"])
     assert estimate(terms, "snips") == 0
+
+
+def test_items_that_were_not_shown_by_hand() -> None:
+    """Four candidates, two positions: the policy shows the third, which the log has at 5, and keeps the first."""
+    logged = Logged(
+        table=np.array([[[0.5, 0.4], [0.3, 0.2], [0.6, 0.1], [0.7, 0.6]]]),
+        position=np.array([[1, 2, 5, 9]]),
+        click=np.array([[1, 1, 0, 0]]),
+        value=np.array([[2.0, 3.0, 4.0, 5.0]]),
+        where=np.ones((1, 4), dtype=bool),
+        propensity=np.array([[0.5, 0.25, np.nan, 0.0]]),
+    )
+    assert logged.shown.tolist() == [[True, True, False, False]]
+    terms = list_terms(logged, np.array([[1, 3, 2, 4]]))
+    expected = {
+        "lists": 1,
+        "logged_value": 2.0 + 3.0,
+        "placed": 2,
+        "as_logged": 1,
+        "floored": 0,
+        "unseen": 1,
+        "direct": 0.5 * 2.0 + 0.1 * 4.0,
+        "ratio.clicked": 0.5 / 0.5 * 2.0,
+        "ratio.modelled": 0.5 * 0.5 / 0.5 * 2.0,
+        "ratio.weight": 0.5 / 0.5,
+        "ratio.weight_squared": (0.5 / 0.5) ** 2,
+        "ips.clicked": 2.0 / 0.5,
+        "ips.modelled": 0.5 * 2.0 / 0.5,
+        "ips.weight": 1 / 0.5,
+        "ips.weight_squared": 1 / 0.5**2,
+    }
+    assert flat(terms).keys() == expected.keys()
+    for name, sums in flat(terms).items():
+        np.testing.assert_allclose(sums, [expected[name]], err_msg=name)
+    assert estimate(terms, "ratio") == 2.0
+    np.testing.assert_allclose(estimate(terms, "doubly_robust"), 1.0 + 0.4 + (1 - 0.5) * 2.0 / 0.5)
+    by_model = list_terms(replace(logged, propensity=None), np.array([[1, 3, 2, 4]]))
+    np.testing.assert_allclose(estimate(by_model, "doubly_robust"), 1.0 + 0.4 + (1 - 0.5) * 2.0)
+    np.testing.assert_allclose(estimate(by_model, "self_normalised"), (1.0 + 0.4) * 2.0 / 1.0)
+    logged_order = list_terms(logged, logged.position)
+    assert logged_order.unseen.tolist() == [0.0]
+    np.testing.assert_allclose(logged_order.direct, [0.5 * 2.0 + 0.2 * 3.0])
+    np.testing.assert_allclose(logged_order.ratio.clicked, [2.0 + 3.0])
 
 
 def test_an_item_without_a_place_counts_nowhere() -> None:
@@ -454,7 +498,10 @@ def test_estimators_that_need_propensities_are_refused_without(estimator: str) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"position": np.array([[1, 6]])}, "position must be at most K = 5; got 6"),
+        (
+            {"position": np.array([[1, 6]]), "click": np.array([[0, 1]])},
+            "position must be at most K = 5 where there is a click; got 6",
+        ),
         ({"position": np.array([[2, 2]])}, "positions must be distinct within a list; got 2"),
         ({"click": np.array([[0, 2]])}, "click must be 0 or 1; got 2"),
         ({"click": np.zeros((1, 3))}, r"click must have shape \[1, 2\]; got shape \[1, 3\]"),

@@ -78,6 +78,7 @@ def evaluation(*others: PolicyValue, logged: PolicyValue | None = None, cells: t
         clicks=["monotone", "monotone"],
         specification=Specification([cell(position=1), *cells], ["the click model is off"] if cells else []),
         floor=0.01,
+        all_rows=50_600,
     )
 
 

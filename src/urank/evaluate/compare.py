@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from urank import team
 from urank.errors import ConfigError, DataError
 from urank.evaluate.crossfit import CrossfitConfig, fit_judges
 from urank.evaluate.disagreement import disagreement, widened
 from urank.evaluate.offpolicy import ESTIMATORS, Logged, needs_propensity
 from urank.evaluate.specification import Calibration, Specification
 from urank.evaluate.stats import Comparison, Interval, bootstrap_interval, normal_interval, paired
-from urank.evaluate.sums import Sums
+from urank.evaluate.sums import Sums, query_bytes
 from urank.evaluate.support import Support, support
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, where_items
+from urank.log.sample import sampled
 from urank.log.split import SPLITS
 from urank.plain import plain
 from urank.progress import Report, silent
@@ -29,6 +31,9 @@ from urank.utility import FLOOR
 __all__ = ["Evaluation", "PolicyValue", "evaluate_policies"]
 
 Truth = Callable[[Block], NDArray[np.float64]]
+
+BLOCK_ROWS = 2**16
+"""Impressions that are judged at once; every policy and click model has tables of them."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Evaluation:
         clicks: the click models of the folds.
         specification: how well these describe the log.
         floor: the least that a logged click probability counts as.
+        all_rows: of these splits; more than `rows` when only a sample of the queries fitted the memory.
     """
 
     policies: list[PolicyValue]
@@ -91,6 +97,7 @@ class Evaluation:
     clicks: list[str]
     specification: Specification
     floor: float
+    all_rows: int
 
     def __getitem__(self, name: str) -> PolicyValue:
         found = {policy.name: policy for policy in self.policies}
@@ -120,7 +127,16 @@ class Evaluation:
     def warnings(self) -> list[str]:
         """What to keep in mind before believing it."""
         own = [f"{policy.name}: {sentence}" for policy in self.policies for sentence in policy.support.warnings]
-        return [*self.specification.warnings, *own]
+        return [*self._sample, *self.specification.warnings, *own]
+
+    @property
+    def _sample(self) -> list[str]:
+        if self.rows >= self.all_rows:
+            return []
+        return [
+            f"judged by a sample of the queries, {self.rows:,} of {self.all_rows:,} impressions, which is what the "
+            "memory has room for (allow more with --memory)"
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -131,6 +147,7 @@ class Evaluation:
             "queries": self.queries,
             "lists": self.lists,
             "rows": self.rows,
+            "all_rows": self.all_rows,
             "clicks": self.clicks,
             "floor": self.floor,
             "specification": plain(asdict(self.specification)),
@@ -155,7 +172,8 @@ def evaluate_policies(
 
     Args:
         policies: what to judge, besides the logged order, which is always judged.
-        dataset: a prepared log; its queries must be new to the policies.
+        dataset: a prepared log; its queries must be new to the policies. When its memory has no room for all of
+            them a sample is judged, of as many as there is room for.
         splits: which of its parts to judge by.
         estimator: one of `ESTIMATORS`, or `auto`: doubly robust when the log knows its propensities, else Eq. 3.
         cutoffs: also the utility of so many first positions.
@@ -181,20 +199,21 @@ def evaluate_policies(
     _check_columns(policies, dataset)
     K = dataset.positions
     places = [*sorted({cutoff for cutoff in cutoffs if cutoff < K}), K]
+    all_rows = sum(dataset.rows(split) for split in splits)
+    dataset = _that_fits(dataset, splits, query_bytes(len(judged), len(places), propensity=has_propensity))
     sums, calibration = Sums(places), Calibration(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
     columns = dict.fromkeys([*dataset.features, *(name for policy in policies for name in policy.columns)])
     judges = fit_judges(dataset, splits, config, report=report)
-    for split in splits:
-        for number, written in enumerate(dataset.blocks(split, [*columns, *roles])):
-            block = written.shuffled(np.random.default_rng([config.seed, SPLITS.index(split), number]))
-            tables = judges.tables(block)
-            logged = [
-                _logged(block, table) for table in (judges.own(block, tables), *tables.reshape(-1, *tables.shape[2:]))
-            ]
-            calibration.add(logged[0], block.query_hash)
-            orders = [pad(policy.positions(block), block.offsets, fill=1) for policy in judged]
-            sums.add(block, logged, orders, pad(truth(block), block.offsets) if truth is not None else None, floor)
+    for block in _own_blocks(dataset, splits, [*columns, *roles], config.seed):
+        tables = judges.tables(block)
+        logged = [
+            _logged(block, table) for table in (judges.own(block, tables), *tables.reshape(-1, *tables.shape[2:]))
+        ]
+        calibration.add(logged[0], block.query_hash)
+        orders = [pad(policy.positions(block), block.offsets, fill=1) for policy in judged]
+        sums.add(block, logged, orders, pad(truth(block), block.offsets) if truth is not None else None, floor)
+        report("judging", sums.rows * team.size(), sum(dataset.rows(split) for split in splits))
     sums.done()
     usable = [name for name in ESTIMATORS if has_propensity or not needs_propensity(name)]
     found = [_policy_value(sums, number, policy.name, chosen, usable, config) for number, policy in enumerate(judged)]
@@ -209,7 +228,27 @@ def evaluate_policies(
         clicks=[model.name for cut in judges.models for model in cut],
         specification=calibration.judge(),
         floor=floor,
+        all_rows=all_rows,
     )
+
+
+def _that_fits(dataset: Dataset, splits: Sequence[str], bytes_of_query: int) -> Dataset:
+    """The log, or a sample of the queries of these splits when the sums of all would take more than they may."""
+    counts = [dataset.description["counts"][split] for split in splits]
+    rows = {split: dataset.rows(split) for split in splits}
+    in_query = sum(each["rows"] for each in counts) / max(1, sum(each["queries"] for each in counts))
+    share = in_query * dataset.memory.sums_bytes / bytes_of_query / max(1, sum(rows.values()))
+    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
+
+
+def _own_blocks(dataset: Dataset, splits: Sequence[str], columns: Sequence[str], seed: int) -> Iterator[Block]:
+    """Lists with their items in random order, some at a time; of a team, those of this worker's row groups."""
+    for split in splits:
+        groups = dataset.groups(split)
+        for number in team.share(len(groups)):
+            rng = np.random.default_rng([seed, SPLITS.index(split), number])
+            for part in dataset.read(groups[number], columns).parts(BLOCK_ROWS):
+                yield part.shuffled(rng)
 
 
 def _check_columns(policies: Sequence[Policy], dataset: Dataset) -> None:

@@ -14,8 +14,10 @@ q the click table, b the values, c the clicks, and sums over the items that have
 | `snips`           | Σ w' c b · placed / Σ w'                      | the propensities are, and queries are many   |
 
 `ratio` is Eq. 3 of the paper. A floored weight makes it too low; `self_normalised` divides it by what it would be if
-clicks came as modelled, which takes that out. Without propensities, `doubly_robust` has the floored w for w' and is
-`ratio` without the bias of the floor, not robust to a wrong table.
+clicks came as modelled, which takes that out. An item that the policy shows and the log did not also makes it too low:
+it has no click, w = 0 and q(k_log) = 0, and only the estimators that add `direct` count it, by the table alone. Without
+propensities, `doubly_robust` has the floored w for w' and is `ratio` without the bias of the floor, not robust to a
+wrong table.
 
 Per-list sums of these terms (`list_terms`) are all that any estimator needs. Lists of one query are not independent,
 so their terms are added up (`Terms.by`), and `query_values` makes one value per query, for `stats`. Whether the log can
@@ -59,11 +61,12 @@ class Logged:
 
     Args:
         table: `[B, n, K]`, P(click | item, k) by the click model of the evaluation.
-        position: `[B, n]`, the logged position of each item, 1 … K.
-        click: `[B, n]`, 0 or 1.
+        position: `[B, n]`, the logged position of each item, from 1 up. Below position K it was not shown.
+        click: `[B, n]`, 0 or 1; 0 of what was not shown.
         value: `[B, n]`, the value b_i of a click on each item.
         where: `[B, n]`, true where there is an item.
         propensity: `[B, n]`, P(item at its logged position | query), known by the design of the logging; None if not.
+            What it says of an item that was not shown is not looked at.
     """
 
     table: NDArray[Any]
@@ -75,12 +78,22 @@ class Logged:
 
     def __post_init__(self) -> None:
         mask = check_order(self.position, self.where)
-        if (below := mask & ~has_place(self.table, self.position, where=mask)).any():
-            raise ValueError(f"position must be at most K = {self.table.shape[2]}; got {self.position[below][0]}")
+        shown = has_place(self.table, self.position, where=mask)
         _check_items(self.click, mask, "click", "0 or 1", lambda click: (click == 0) | (click == 1))
+        if (below := mask & ~shown & (self.click == 1)).any():
+            raise ValueError(
+                f"position must be at most K = {self.table.shape[2]} where there is a click; "
+                f"got {self.position[below][0]}"
+            )
         _check_items(self.value, mask, "value", "finite", np.isfinite)
         if self.propensity is not None:
-            _check_items(self.propensity, mask, "propensity", "above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
+            _check_items(self.propensity, shown, "propensity", "above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
+
+    @property
+    def shown(self) -> NDArray[np.bool_]:
+        """The items that were shown, `[B, n]`: those at positions up to K."""
+        shown: NDArray[np.bool_] = self.where & (self.position <= self.table.shape[2])
+        return shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +123,7 @@ class Terms:
         placed: how many items have a place under the policy; those that follow are over these items.
         as_logged: how many have the place they were logged at.
         floored: how many have a logged click probability below the floor.
+        unseen: how many the logged list did not show.
         direct: Σ q(k) b.
         ratio: with the weights q(k) / max(q(k_log), floor).
         ips: with the weights 1[k = k_log] / propensity; None when propensities are not known.
@@ -120,6 +134,7 @@ class Terms:
     placed: Sums
     as_logged: Sums
     floored: Sums
+    unseen: Sums
     direct: Sums
     ratio: Weighted
     ips: Weighted | None
@@ -151,6 +166,24 @@ class Terms:
         if len(parts) == 0:
             raise ValueError("parts must hold at least one Terms; got none")
         return _combine(parts, np.concatenate)
+
+    def to_array(self) -> NDArray[np.float64]:
+        """All sums, a row for each, `[sums, B]`."""
+        rows: list[Sums] = []
+        _combine([self], lambda sums: rows.append(sums[0]))
+        return np.stack(rows)
+
+    @staticmethod
+    def from_array(array: NDArray[np.float64]) -> Terms:
+        """What `to_array` gave.
+
+        >>> terms = Terms(*np.eye(7), Weighted(*np.ones((4, 7))), None)
+        >>> bool((Terms.from_array(terms.to_array()).direct == terms.direct).all())
+        True
+        """
+        names = [field.name for field in fields(Terms)][:7]
+        ratio, ips = Weighted(*array[7:11]), Weighted(*array[11:]) if len(array) > 11 else None
+        return Terms(**dict(zip(names, array[:7], strict=True)), ratio=ratio, ips=ips)
 
 
 def list_terms(logged: Logged, positions: NDArray[Any], *, cutoff: int | None = None, floor: float = FLOOR) -> Terms:
@@ -188,6 +221,7 @@ def list_terms(logged: Logged, positions: NDArray[Any], *, cutoff: int | None = 
         placed=_sum(placed),
         as_logged=_sum(as_logged),
         floored=_sum(placed & floored),
+        unseen=_sum(placed & ~logged.shown),
         direct=utility(table, positions, value=logged.value, where=where, cutoff=cutoff),
         ratio=_weighted(ratio, earned, expected),
         ips=None if ips is None else _weighted(ips, earned, expected),

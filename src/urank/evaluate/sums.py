@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from urank import team
 from urank.evaluate.offpolicy import Logged, Terms, linearised, list_terms, logged_values, query_values
 from urank.log.dataset import Block
 from urank.utility import utility
 
-__all__ = ["Sums"]
+__all__ = ["Sums", "query_bytes"]
+
+TERMS, TERMS_BY_PROPENSITY = 11, 15
+"""Numbers that an estimate needs of each query."""
+
+
+def query_bytes(policies: int, places: int, *, propensity: bool) -> int:
+    """What the sums of a query take; half as much again while they are joined, and as many values made of them."""
+    return 2 * 8 * (TERMS_BY_PROPENSITY if propensity else TERMS) * policies * places
 
 
 class Sums:
@@ -43,22 +54,55 @@ class Sums:
                 key = (policy, place)
                 own, *others = (list_terms(each, positions, cutoff=place, floor=floor) for each in logged)
                 self._terms.setdefault(key, []).append(own.by(home, len(queries)))
-                totals = [terms.by(whole, 1) for terms in others]
-                known = self._totals.get(key)
-                self._totals[key] = [a + b for a, b in zip(known, totals, strict=True)] if known else totals
+                self._add_totals(key, [terms.by(whole, 1) for terms in others])
                 if true is not None:
                     earned = utility(true, positions, value=logged[0].value, where=logged[0].where, cutoff=place)
                     self._true.setdefault(key, []).append(_added(home, earned, len(queries)))
 
     def done(self) -> None:
-        """Join what several blocks have of one query."""
+        """Join what several blocks, or several workers of a team, have of one query."""
+        if team.size() > 1:
+            self._gather()
         queries, home = np.unique(np.concatenate(self._queries), return_inverse=True)
         self.queries = len(queries)
-        self.terms = {key: Terms.concatenate(parts).by(home, len(queries)) for key, parts in self._terms.items()}
+        self.terms: dict[tuple[int, int], Terms] = {}
+        for key in list(self._terms):  # parts are let go at once: they take as much as what they are joined to
+            self.terms[key] = Terms.concatenate(self._terms.pop(key)).by(home, len(queries))
         self.true = {
             key: linearised([_added(home, np.concatenate(parts), len(queries))], [self.terms[key].lists])
             for key, parts in self._true.items()
         }
+
+    def _gather(self) -> None:
+        """Have the sums of every worker, the same in each of them."""
+        mine: dict[str, NDArray[Any]] = {"queries": np.concatenate([*self._queries, np.empty(0, np.uint64)])}
+        for (policy, place), parts in self._terms.items():
+            mine[f"terms {policy} {place}"] = Terms.concatenate(parts).to_array()
+            mine[f"totals {policy} {place}"] = Terms.concatenate(self._totals[policy, place]).to_array()
+        for (policy, place), found in self._true.items():
+            mine[f"true {policy} {place}"] = np.concatenate(found)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **mine)
+        self.rows = int(team.total([self.rows])[0])
+        self._queries, self._terms, self._totals, self._true = [], {}, {}, {}
+        for data in team.gathered_bytes(buffer.getvalue()):
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                self._queries.append(arrays["queries"])
+                for name in arrays.files[1:]:
+                    kind, policy, place = name.split()
+                    self._take(kind, (int(policy), int(place)), arrays[name])
+
+    def _take(self, kind: str, key: tuple[int, int], array: NDArray[np.float64]) -> None:
+        if kind == "true":
+            self._true.setdefault(key, []).append(array)
+        elif kind == "terms":
+            self._terms.setdefault(key, []).append(Terms.from_array(array))
+        else:
+            self._add_totals(key, [Terms.from_array(array[:, model : model + 1]) for model in range(array.shape[1])])
+
+    def _add_totals(self, key: tuple[int, int], totals: list[Terms]) -> None:
+        known = self._totals.get(key)
+        self._totals[key] = [a + b for a, b in zip(known, totals, strict=True)] if known else totals
 
     def values(self, policy: int, place: int, estimator: str) -> NDArray[np.float64]:
         """The per-query values of an estimate."""
