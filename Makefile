@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
@@ -34,7 +35,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports --no-cache
 
 test: lint  ## lint, then every test and doctest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 pictures: demo  ## draw the pictures of the README again
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
@@ -43,14 +44,25 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
-bench: $(VENV)/.installed-bench  ## measure speed, memory and accuracy against peers (see benchmarks/)
+$(PEERS)/.installed: benchmarks/peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers.txt
+	@touch $@
+
+bench: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure speed, memory and accuracy against peers (see benchmarks/)
 	$(BIN)/python -m benchmarks log
 	$(BIN)/python -m benchmarks clicks
 	$(BIN)/python -m benchmarks utility
+	$(BIN)/python -m benchmarks frontier
+	$(BIN)/python -m benchmarks growth
+	$(BIN)/python -m benchmarks scale
+	$(BIN)/python -m benchmarks lists
+	$(BIN)/python -m benchmarks rank
 	$(BIN)/python -m benchmarks letor
 	$(BIN)/python -m benchmarks abtest
 	$(BIN)/python -m benchmarks serve
+	$(BIN)/python -m benchmarks docs
 
 clean:  ## remove everything that make created
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -120,6 +120,9 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
         (("MODEL", "FEWER"), (), "policy 'score' needs the column 'f4', which the log does not have"),
         (("MODEL", "CHEAP"), ("--estimator", "direct"), "policy 'score' needs the column 'value', which the log does"),
         (("MODEL", "CHEAP"), ("--estimator", "ips"), "estimator ips needs the column propensity"),
+        (("MODEL", "LOG"), ("--memory", "lots"), "memory must be a number with one of MB, GB, TB"),
+        (("MODEL", "LOG"), ("--address", "auto"), "--address belongs to --engine ray; the engine is local"),
+        (("MODEL", "CHEAP"), ("--engine", "ray"), "the engine ray evaluates by a prepared log; run urank prepare"),
     ],
 )
 def test_refusals(

@@ -194,6 +194,9 @@ def test_rankers_of_other_papers(
         (("--ranker", "none", "--method", "score"), "method score needs a ranker that gives scores; got ranker 'none'"),
         (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),
+        (("--memory", "4"), "memory must be a number with one of MB, GB"),
+        (("--memory", "1GB"), "memory must be at least 2GB"),
+        (("--workers", 2), "--workers belongs to --engine ray; the engine is local"),
         (("--config", "nowhere.toml"), "nowhere.toml cannot be read: No such file or directory"),
     ],
 )

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Cuts, Drop, Floor, Json, Quiet, Truth, open_log, print_json
+from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
+from urank.cli.options import (
+    Categorical,
+    Column,
+    Cuts,
+    Drop,
+    Floor,
+    Json,
+    MemoryOption,
+    Quiet,
+    Truth,
+    open_log,
+    print_json,
+)
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
+from urank.memory import Memory
+from urank.paths import is_remote
 from urank.progress import bars
 
 __all__ = ["evaluate_command"]
@@ -52,6 +67,10 @@ def evaluate_command(
     column: Column = None,
     categorical: Categorical = None,
     drop: Drop = None,
+    memory: MemoryOption = "4GB",
+    engine: Engine = EngineName.local,
+    workers: Workers = None,
+    address: Address = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,12 +93,21 @@ def evaluate_command(
     from urank.manifest import read_manifest
     from urank.report.evaluation import print_evaluation, write_evaluation
 
-    config = CrossfitConfig(cuts=cuts, seed=seed)
-    source = log if is_prepared(log) else open_log(log, column, categorical, drop)
+    asked: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
+    asked["config"] = CrossfitConfig(cuts=cuts, seed=seed)
+    cluster = cluster_of(engine, workers, address)
+    if cluster is not None and not is_prepared(log):
+        raise ConfigError(f"the engine ray evaluates by a prepared log; run urank prepare {log} first")
     with bars(quiet=quiet or json) as report:
-        found = evaluate(
-            models, source, split=split, estimator=estimator, floor=floor, truth=truth, config=config, report=report
-        )
+        if cluster is None:
+            source = log if is_prepared(log) else open_log(log, column, categorical, drop)
+            found = evaluate(models, source, truth=truth, report=report, **asked)
+        else:
+            from urank.scale.evaluate import evaluate_on_ray
+
+            there = log if is_remote(log) else str(Path(log).absolute())
+            known = None if truth is None else str(truth.absolute())
+            found = evaluate_on_ray(models, there, cluster, truth=known, report=report, **asked)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
         write_evaluation(found, html, own)

@@ -9,10 +9,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Cuts, Drop, Floor, Json, Quiet, Truth, open_log, print_json
+from urank.cli.options import (
+    Categorical,
+    Column,
+    Cuts,
+    Drop,
+    Floor,
+    Json,
+    MemoryOption,
+    Quiet,
+    Truth,
+    open_log,
+    print_json,
+)
 from urank.cli.rank import Method
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
+from urank.memory import Memory
 from urank.progress import bars
 
 __all__ = ["guard_command"]
@@ -70,6 +83,7 @@ def guard_command(
     column: Column = None,
     categorical: Categorical = None,
     drop: Drop = None,
+    memory: MemoryOption = "4GB",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,6 +99,7 @@ def guard_command(
     if is_prepared(log) and (column or categorical or drop):
         raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
     wanted = None if levels is None else _numbers(levels)
+    limit = Memory.parse(memory)
     from urank.api import guard_levels  # slow to load, as all that needs torch
     from urank.evaluate.crossfit import CrossfitConfig
     from urank.report.guardrail import print_guard, write_guard
@@ -102,6 +117,7 @@ def guard_command(
             floor=floor,
             truth=truth,
             config=CrossfitConfig(cuts=cuts, seed=seed),
+            memory=limit,
             report=report,
         )
     if html is not None:

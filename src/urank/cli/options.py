@@ -22,6 +22,7 @@ __all__ = [
     "Drop",
     "Floor",
     "Json",
+    "MemoryOption",
     "Overwrite",
     "Quiet",
     "Truth",
@@ -65,6 +66,15 @@ Truth = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and print nothing but errors.")]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="What the process may take, as 4GB; at least 2GB. How much is held at once follows from it, however large "
+        "the log is.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 

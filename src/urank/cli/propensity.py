@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, Quiet, open_log, print_json
+from urank.cli.options import Categorical, Column, Drop, Json, MemoryOption, Quiet, open_log, print_json
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
+from urank.memory import Memory
 from urank.progress import bars
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def propensity_command(
     column: Column = None,
     categorical: Categorical = None,
     drop: Drop = None,
+    memory: MemoryOption = "4GB",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -79,8 +81,9 @@ def propensity_command(
         raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
     if output is not None and output.is_dir():  # better refused now than after the fit
         raise ConfigError(f"{output} is a folder; a file name is needed")
+    limit = Memory.parse(memory)
     source = log if is_prepared(log) else open_log(log, column, categorical, drop)
-    with bars(quiet=quiet or json) as report, prepared(source, report=report) as dataset:
+    with bars(quiet=quiet or json) as report, prepared(source, memory=limit, report=report) as dataset:
         estimate = fit_propensity(
             method,  # type: ignore[arg-type]
             dataset,

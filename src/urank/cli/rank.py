@@ -13,16 +13,20 @@ import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 
-from urank.cli.options import Json, Overwrite, Quiet, column_option, print_json, role_columns
+from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
+from urank.cli.options import Json, MemoryOption, Overwrite, Quiet, column_option, print_json, role_columns
 from urank.errors import ConfigError
 from urank.files import new_file
-from urank.log.candidate_schema import CANDIDATE_ROLES
+from urank.log.candidate_schema import CANDIDATE_ROLES, IDS
 from urank.log.files import PARQUET, find_files
-from urank.prefetch import prefetch
-from urank.progress import bars
+from urank.memory import Memory
+from urank.paths import to_path
+from urank.progress import Report, bars
 from urank.rankers.guardrail import Guard
 
 if TYPE_CHECKING:  # torch is slow to load
+    from urank.log.candidates import Candidates
+    from urank.rankers.order import Method as RankMethod
     from urank.rankers.ranking import RankingModel
 
 __all__ = ["rank_command"]
@@ -44,10 +48,16 @@ def rank_command(
     candidates: Annotated[
         str,
         typer.Argument(
-            metavar="CANDIDATES", help="Parquet or CSV (also gzipped): a file, a folder, or a glob in quotes."
+            metavar="CANDIDATES",
+            help="Parquet or CSV (also gzipped): a file, a folder, a glob in quotes, or the URL of Parquet files.",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="RANKED", help="The Parquet file to write.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="RANKED", help="The Parquet file to write; with the engine ray, a folder of them."
+        ),
+    ],
     method: Annotated[
         Method | None,
         typer.Option(
@@ -69,6 +79,10 @@ def rank_command(
         ),
     ] = None,
     column: Annotated[list[str] | None, column_option(CANDIDATE_ROLES, _COLUMN)] = None,
+    memory: MemoryOption = "4GB",
+    engine: Engine = EngineName.local,
+    workers: Workers = None,
+    address: Address = None,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -77,7 +91,8 @@ def rank_command(
 
     The candidates have a row for each item: which query it is a candidate for, what a click on it is worth, and the
     features that the model was trained on. Other columns are ignored, so a log can be ranked as it is. The rows of a
-    list must lie together, as they do when sorted by query. There may be more of them than fit into memory.
+    list must lie together, as they do when sorted by query; with the engine ray they may be in any order. There may be
+    more of them than fit into memory.
 
     The result has the ids and, for each candidate, its `position`, its `score` (when the model has a scorer), the
     probability of a `click` there and the `utility` that is expected of it. A candidate beyond the last position that
@@ -86,36 +101,60 @@ def rank_command(
 
     Example: `urank rank model candidates.parquet -o ranked.parquet --top 10`
     """
-    _check_output(output, candidates, overwrite=overwrite)
     columns = role_columns(column, _COLUMN)
     bound = None if guard is None else Guard.parse(guard)
+    limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
+    if cluster is None:
+        _check_output(to_path(output), candidates, overwrite=overwrite)
     started = time.monotonic()
     loaded = _load(model)
     chosen = loaded.method if method is None else method.value
-    required = ("query_id",) if bound is None else ("query_id", "position")
-    source = loaded.candidates(candidates, columns=columns, required=required)
-    lists, rows, kept = 0, 0, 0
-    with bars(quiet=quiet or json) as report, new_file(output) as working, _Writer(working) as writer:
-        for some in prefetch(source.lists()):
-            ranked = loaded.rank_lists(some, method=chosen, top=top, guard=bound)
-            writer.write(ranked)
-            lists, rows, kept = lists + len(some.offsets) - 1, rows + some.frame.height, kept + ranked.height
-            report("ranking", some.done, source.size)
+    with bars(quiet=quiet or json) as report:
+        if cluster is None:
+            required = ("query_id",) if bound is None else ("query_id", "position")
+            source = loaded.candidates(candidates, columns=columns, required=required, memory=limit)
+            counts = _rank_here(loaded, source, output, chosen, top, bound, report)
+        else:
+            from urank.scale.rank import rank_on_ray
+
+            asked: dict[str, Any] = {"method": chosen, "top": top, "guard": bound, "columns": columns}
+            asked |= {"overwrite": overwrite, "report": report}
+            counts = rank_on_ray(str(model), candidates, output, cluster, **asked)
     seconds = time.monotonic() - started
     if json:
-        counts = {"lists": lists, "candidates": rows, "kept": kept}
         within = {} if bound is None else {"guard": str(bound)}
         print_json({**counts, "method": chosen, **within, "seconds": round(seconds, 3), "output": str(output)})
     elif not quiet:
-        shown = "" if top is None else f" ({kept:,} kept)"
+        shown = "" if top is None else f" ({counts['kept']:,} kept)"
         how = chosen if bound is None else f"{chosen}, {bound.name}"
         Console().print(
-            f"{lists:,} lists of {rows:,} candidates{shown} ranked by {how} in {seconds:.1f} s, written to {output}",
+            f"{counts['lists']:,} lists of {counts['candidates']:,} candidates{shown} ranked by {how} in "
+            f"{seconds:.1f} s, written to {output}",
             highlight=False,
             markup=False,
             emoji=False,
             soft_wrap=True,
         )
+
+
+def _rank_here(
+    model: RankingModel,
+    source: Candidates,
+    output: str,
+    method: RankMethod,
+    top: int | None,
+    guard: Guard | None,
+    report: Report,
+) -> dict[str, int]:
+    """Rank into one file, in this process: how many lists and candidates there were, and how many were kept."""
+    counts = {"lists": 0, "candidates": 0, "kept": 0}
+    with new_file(output) as working, _Writer(working) as writer:
+        for some, ranked in model.ranked(source, method=method, top=top, guard=guard):
+            writer.write(ranked)
+            found = {"lists": len(some.offsets) - 1, "candidates": some.frame.height, "kept": ranked.height}
+            counts = {name: count + found[name] for name, count in counts.items()}
+            report("ranking", some.done, source.size)
+    return counts
 
 
 def _load(folder: Path) -> RankingModel:
@@ -129,7 +168,7 @@ def _check_output(output: Path, candidates: str, *, overwrite: bool) -> None:
         raise ConfigError(f"--output must name a Parquet file, ending in {' or '.join(PARQUET)}; got {output}")
     if output.is_file() and not overwrite:
         raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
-    if output.resolve() in {path.resolve() for path in find_files(candidates)}:
+    if output in (paths := find_files(candidates)) or output.resolve() in {path.resolve() for path in paths}:
         raise ConfigError(f"{output} holds the candidates; choose another name")
 
 
@@ -152,7 +191,9 @@ class _Writer(AbstractContextManager["_Writer"]):
         table = pl.concat(self._waiting).to_arrow()
         self._waiting, self._bytes = [], 0
         if self._file is None:
-            self._file = pq.ParquetWriter(self._path, table.schema)
+            # Hardly two scores are the same: to look for those that are takes twice as long as to write them.
+            repeated = [name for name in table.column_names if name in IDS or name == "position"]
+            self._file = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeated)
         self._file.write_table(table, row_group_size=max(1, table.num_rows))
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -9,13 +9,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, json_text, open_log, print_json
+from urank.cli.options import (
+    Categorical,
+    Column,
+    Drop,
+    Json,
+    MemoryOption,
+    Overwrite,
+    Quiet,
+    json_text,
+    open_log,
+    print_json,
+)
 from urank.cli.train import families
 from urank.config import build
 from urank.files import new_folder
 from urank.log.dataset import Dataset
 from urank.log.inspect import inspect
 from urank.log.prepare import prepare
+from urank.memory import Memory
 from urank.progress import bars
 
 __all__ = ["run_command"]
@@ -43,6 +55,7 @@ def run_command(
     column: Column = None,
     categorical: Categorical = None,
     drop: Drop = None,
+    memory: MemoryOption = "4GB",
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -59,6 +72,7 @@ def run_command(
         "clicks": {**families(click_model), "ensemble": ensemble, "seed": seed},
         "scorer": {"seed": seed},
     }
+    limit = Memory.parse(memory)
     import torch  # slow to load, as all that needs it
 
     from urank.api import evaluate, fit_model
@@ -81,8 +95,8 @@ def run_command(
         bars(quiet=quiet or json) as report,
     ):
         inspection = inspect(source, report=report)
-        prepare(source, folder / "prepared", valid=valid, test=test, report=report)
-        dataset = Dataset(folder / "prepared")
+        prepare(source, folder / "prepared", valid=valid, test=test, bucket_bytes=limit.bucket_bytes, report=report)
+        dataset = Dataset(folder / "prepared", memory=limit)
         fit = fit_model(dataset, checked, report=report)
         judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
         found = evaluate([fit.model], dataset, truth=truth, config=CrossfitConfig(seed=seed), report=report)

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, Overwrite, Quiet, open_log, print_json
+from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
+from urank.cli.options import (
+    Categorical,
+    Column,
+    Drop,
+    Json,
+    MemoryOption,
+    Overwrite,
+    Quiet,
+    open_log,
+    print_json,
+)
 from urank.config import build, read_toml
 from urank.errors import ConfigError, UrankError
+from urank.files import remove_folder
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
+from urank.memory import Memory
+from urank.paths import is_remote, to_path
+from urank.plain import plain
 from urank.progress import Report, bars
+from urank.scale.cluster import Cluster
+
+if TYPE_CHECKING:  # torch is slow to load
+    from urank.rankers.config import UrankConfig
+    from urank.report.clicks import FitReport
 
 __all__ = ["families", "train_command"]
 
@@ -122,6 +143,20 @@ def train_command(
     column: Column = None,
     categorical: Categorical = None,
     drop: Drop = None,
+    memory: MemoryOption = "4GB",
+    engine: Engine = EngineName.local,
+    workers: Workers = None,
+    address: Address = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the state of the training is kept until it ends. For a cluster of several machines name a "
+            "place that all of them reach, such as a URL.",
+            show_default="beside the model",
+            rich_help_panel="Where it runs",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -150,45 +185,121 @@ def train_command(
         {"epochs": epochs, "device": device},
         {"propensity": propensity, "learn_from": learn_from},
     )
-    import torch  # slow to load, as all that needs it
-
-    from urank.api import fit_model
-    from urank.clicks.truth import read_truth
-    from urank.model import save_model
+    limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
+    from urank.clicks.truth import read_truth  # slow to load, as all that needs torch
     from urank.rankers.config import UrankConfig
     from urank.report.click_terminal import print_fit
-    from urank.report.fit import fit_report
 
     checked = build(UrankConfig, settings, str(config) if config is not None else "the model")
     if output.exists() and not overwrite:
         raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
     if truth is not None:
         read_truth(truth)  # better refused now than after the training
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
-    working = output.with_name(f".{output.name}.training")
+    working = output.absolute().with_name(f".{output.name}.training")
+    state = str(working / "checkpoints") if checkpoints is None else checkpoints
     try:
         with bars(quiet=quiet or json) as report:
-            dataset = _dataset(log, working, column, categorical, drop, report)
-            fit = fit_model(dataset, checked, checkpoints=working / "checkpoints", report=report)
-            judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
-            report("writing the model", 0, None)
-            facts = {"quality": judged.to_dict(), "why": fit.why}
-            save_model(fit.model, checked, output, overwrite=overwrite, onnx=onnx, facts=facts)
+            dataset = _dataset(log, working, column, categorical, drop, limit, report)
+            if cluster is None:
+                made = _train_here(dataset, checked, output, state, truth, onnx, overwrite, report)
+            else:
+                made = _train_there(cluster, dataset, checked, output, state, truth, onnx, overwrite, report)
+            samples = _samples(dataset, checked)
     except UrankError:
         shutil.rmtree(working, ignore_errors=True)  # what was refused is not gone on with; what was killed is
         raise
+    remove_folder(to_path(state))
     shutil.rmtree(working, ignore_errors=True)
     if html is not None:
         from urank.report.clicks import write_fit
 
-        write_fit(judged, html)
+        write_fit(made.judged, html)
     if json:
-        print_json({**judged.to_dict(), "model": fit.model.name, "method": fit.model.method, "why": fit.why})
+        told = {"model": made.name, "method": made.method, "why": made.why, "rounds": plain(made.rounds)}
+        told["warnings"] = samples
+        print_json({**made.judged.to_dict(), **told})
     elif not quiet:
         console = Console()
-        print_fit(judged, console)
-        sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The model is in {output}"
-        console.print(sentence, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        print_fit(made.judged, console)
+        sentence = f"\n{made.name} ranks by {made.method}: {made.why}. The model is in {output}"
+        for line in (sentence, *samples):
+            console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _samples(dataset: Dataset, config: UrankConfig) -> list[str]:
+    """What to tell of trees that memory made learn from a part of the log."""
+    from urank.trees import sample_sentence
+
+    features, row_bytes = len(dataset.features), []
+    if "gbdt" in config.clicks.families:
+        row_bytes.append(config.clicks.trees.row_bytes(features))
+    if config.ranker in ("trees", "lambdarank-trees"):
+        row_bytes.append(config.trees.row_bytes(features, dataset.positions))
+    found = (sample_sentence(dataset, each) for each in row_bytes)
+    return [f"{sentence} (allow more with --memory)" for sentence in found if sentence is not None]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a training tells of itself."""
+
+    judged: FitReport
+    name: str
+    method: str
+    why: str
+    rounds: dict[str, list[dict[str, float]]]
+
+
+def _train_here(
+    dataset: Dataset,
+    config: UrankConfig,
+    output: Path,
+    checkpoints: str,
+    truth: Path | None,
+    onnx: bool,
+    overwrite: bool,
+    report: Report,
+) -> _Made:
+    import torch
+
+    from urank.api import fit_model
+    from urank.model import save_model
+    from urank.report.fit import fit_report
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
+    fit = fit_model(dataset, config, checkpoints=to_path(checkpoints), report=report)
+    judged = fit_report(fit.clicks, dataset, config.clicks, truth=truth)
+    report("writing the model", 0, None)
+    facts = {"quality": judged.to_dict(), "why": fit.why}
+    save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
+    return _Made(judged, fit.model.name, fit.model.method, fit.why, fit.rounds)
+
+
+def _train_there(
+    cluster: Cluster,
+    dataset: Dataset,
+    config: UrankConfig,
+    output: Path,
+    checkpoints: str,
+    truth: Path | None,
+    onnx: bool,
+    overwrite: bool,
+    report: Report,
+) -> _Made:
+    from urank.scale.train import train_on_ray
+
+    trained = train_on_ray(
+        str(dataset.folder if is_remote(dataset.folder) else dataset.folder.absolute()),
+        config,
+        cluster,
+        checkpoints=checkpoints,
+        memory=dataset.memory,
+        truth=None if truth is None else str(truth.absolute()),
+        onnx=onnx,
+        report=report,
+    )
+    trained.save(output, overwrite=overwrite)
+    return _Made(trained.judged, trained.name, trained.method, trained.why, trained.rounds)
 
 
 def _settings(
@@ -235,13 +346,15 @@ def _dataset(
     column: list[str] | None,
     categorical: list[str] | None,
     drop: list[str] | None,
+    memory: Memory,
     report: Report,
 ) -> Dataset:
     """The prepared log; one that is not prepared yet is, beside the model to be."""
     if is_prepared(log):
         if column or categorical or drop:
             raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
-        return Dataset(log)
+        return Dataset(log, memory=memory)
     folder = working / "prepared"
-    prepare(open_log(log, column, categorical, drop), folder, overwrite=True, report=report)
-    return Dataset(folder)
+    source = open_log(log, column, categorical, drop)
+    prepare(source, folder, overwrite=True, bucket_bytes=memory.bucket_bytes, report=report)
+    return Dataset(folder, memory=memory)

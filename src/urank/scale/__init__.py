@@ -1,0 +1,1 @@
+"""The same preparing, training, evaluating and ranking on the workers of a Ray cluster."""

@@ -1,0 +1,106 @@
+"""One function on all workers at once, as a team of `torch.distributed`.
+
+Ray Train starts them and, when one is lost, starts all anew; they go on from the last checkpoint. The function is that
+of one process; `urank.team` makes it that of many.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from urank import team
+from urank.errors import UrankError
+from urank.progress import Report, silent
+from urank.scale.board import followed, handed_over
+from urank.scale.cluster import Cluster, connected
+
+__all__ = ["Work", "run_together"]
+
+Work = Callable[[Mapping[str, Any], Report], Any]
+"""What a worker does with the settings; what the first worker returns is the result. It may be called again after the
+loss of a worker, and then goes on from the checkpoints that it left."""
+
+DAY_SECONDS = 24 * 3600
+TELL_SECONDS = 0.3
+
+
+def run_together(work: Work, settings: Mapping[str, Any], cluster: Cluster, *, report: Report = silent) -> Any:
+    """Run a function on the workers of a cluster and return what the first of them returned.
+
+    Args:
+        work: the function, the same on every worker.
+        settings: what it is given.
+        cluster: where.
+        report: told how far the first worker is.
+
+    Raises:
+        UrankError: what the function refused; it is not tried again.
+        RuntimeError: when workers were lost, or failed, too often.
+    """
+    with connected(cluster), tempfile.TemporaryDirectory(prefix="urank-ray-") as storage, followed(report) as board:
+        import ray
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        gpus = ray.cluster_resources().get("GPU", 0) >= cluster.workers
+        trainer = TorchTrainer(
+            _on_worker,
+            train_loop_config={"work": work, "settings": dict(settings), "board": board},
+            scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=gpus),
+            run_config=RunConfig(
+                name="urank",
+                storage_path=str(Path(storage)),
+                failure_config=FailureConfig(max_failures=cluster.failures),
+            ),
+            torch_config=TorchConfig(timeout_s=DAY_SECONDS),  # others wait while the first does what only one can
+        )
+        try:
+            trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise RuntimeError(f"workers were lost or failed more than {cluster.failures} times: {reason}") from error
+        return handed_over(board)
+
+
+def _on_worker(config: dict[str, Any]) -> None:
+    """What Ray Train calls on each worker."""
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        from ray.train.torch import get_device
+
+        torch.cuda.set_device(get_device())
+    board = config["board"]
+    if _asked(board.refusal) is not None:  # Ray calls again after any error; a refusal would only be repeated
+        return
+    try:
+        made = config["work"](config["settings"], _teller(board) if team.rank() == 0 else silent)
+    except UrankError as error:
+        _asked(board.refuse, type(error).__name__, str(error))
+        raise  # so that workers which wait for this one are stopped
+    if team.rank() == 0:
+        _asked(board.hand_in, made)
+
+
+def _asked(method: Any, *arguments: Any) -> Any:
+    import ray
+
+    return ray.get(method.remote(*arguments))
+
+
+def _teller(board: Any) -> Report:
+    """Passes progress on, not more often than anybody can see."""
+    last: dict[str, float] = {}
+
+    def tell(step: str, done: float, total: float | None, note: str = "", /) -> None:
+        now = time.monotonic()
+        if now - last.get(step, 0.0) > TELL_SECONDS or (total is not None and done >= total):
+            last[step] = now
+            board.tell.remote(step, done, total, note)
+
+    return tell
