@@ -1,7 +1,8 @@
 """`python -m benchmarks NAME [--quick] [--json]`: run one benchmark and end with a table of its bars.
 
-Exit code 1 when a bar falls short. Results, with versions and machine, go to `benchmarks/results/NAME.json`; those of
-a quick run, which is there to see that a benchmark works, are not kept.
+Exit code 1 when a bar falls short. Results, with versions and machine, go to `benchmarks/results/NAME.json`, and a plot
+of them to `docs/images/benchmark-NAME.png`; those of a quick run, which is there to see that a benchmark works, are not
+kept. `python -m benchmarks docs` writes `docs/benchmarks.md` from all results that are there, and draws them again.
 """
 
 from __future__ import annotations
@@ -10,40 +11,78 @@ import argparse
 import importlib
 import json
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import Bar, environment, show, write_results
+from benchmarks.harness import RESULTS, Bar, Figure, commit, environment, show, write_results
 
-NAMES = ("log", "clicks", "utility", "letor", "abtest", "serve")
+NAMES = (
+    "log",
+    "clicks",
+    "utility",
+    "frontier",
+    "growth",
+    "scale",
+    "lists",
+    "rank",
+    "letor",
+    "abtest",
+    "serve",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("name", choices=(*NAMES, "docs"))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; results are not kept")
     parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
-    parser.add_argument("--only", action="append", default=[], metavar="PART", help="only this part (of utility)")
+    parser.add_argument("--only", action="append", default=[], metavar="PART", help="only this part, if it has parts")
     arguments = parser.parse_args()
-    console = Console(stderr=True)
-    bars: list[Bar] = []
-    chosen = {"only": arguments.only} if arguments.only else {}
-    for bar in importlib.import_module(f"benchmarks.{arguments.name}").run(quick=arguments.quick, **chosen):
-        console.print(f"{bar.name}: {bar.value:.3g} {bar.unit}", highlight=False)
-        bars.append(bar)
-    results = {
-        "name": arguments.name,
-        "quick": arguments.quick,
-        **environment(),
-        "bars": [bar.to_dict() for bar in bars],
-    }
-    if not arguments.quick:
-        write_results(arguments.name, results, arguments.only)
+    if arguments.name == "docs":
+        from benchmarks.docs import write_docs
+
+        write_docs()
+        return 0
+    bars, results = measured(arguments.name, quick=arguments.quick, only=arguments.only)
+    _keep(results, arguments.only)
     if arguments.json:
         print(json.dumps(results, indent=2))
     else:
         show(bars)
     return 0 if all(bar.holds for bar in bars) else 1
+
+
+def measured(name: str, *, quick: bool, only: list[str]) -> tuple[list[Bar], dict[str, Any]]:
+    """Run a benchmark: its bars, and all that is kept of it."""
+    console = Console(stderr=True)
+    bars: list[Bar] = []
+    figures: list[Figure] = []
+    chosen = {"only": only} if only else {}
+    for found in importlib.import_module(f"benchmarks.{name}").run(quick=quick, **chosen):
+        if isinstance(found, Figure):
+            figures.append(found)
+            continue
+        console.print(f"{found.name}: {found.value:.3g} {found.unit}", highlight=False)
+        bars.append(found)
+    at = {"commit": commit()}
+    results = {"name": name, "quick": quick, **environment(), "bars": [bar.to_dict() | at for bar in bars]}
+    return bars, results | ({"figures": [figure.to_dict() | at for figure in figures]} if figures else {})
+
+
+def _keep(results: dict[str, Any], only: list[str]) -> None:
+    """Write the results and draw them; of a quick run they are only drawn, and thrown away."""
+    from benchmarks.plots import IMAGES, draw
+
+    if results["quick"]:
+        with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
+            draw(results, Path(name))
+    else:
+        kept = write_results(results["name"], results, only)
+        for folder in (IMAGES, RESULTS):
+            draw(kept, folder)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What every benchmark needs: bars, timing, the peak memory of a command, versions and machine."""
+"""What every benchmark needs: bars, figures, timing, the peak memory of a command, versions and machine."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,26 @@ class Bar:
         )
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What a plot and a table of a benchmark are made of, kept in its JSON beside the bars.
+
+    Attributes:
+        kind: `frontier` or `growth`; `plots` knows how to draw it, `docs` how to tabulate it.
+        title: what it shows.
+        data: numbers and names only.
+        part: of the benchmark, as in `Bar`.
+    """
+
+    kind: str
+    title: str
+    data: dict[str, Any]
+    part: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 def median_seconds(*actions: Callable[[], object], repeats: int = 3) -> list[float]:
     """The median time of each action; they take turns, so that a slow moment of the machine hits them alike."""
     times: list[list[float]] = [[] for _ in actions]
@@ -76,14 +97,16 @@ def median_seconds(*actions: Callable[[], object], repeats: int = 3) -> list[flo
     return [statistics.median(measured) for measured in times]
 
 
-def peak_memory(*arguments: object) -> tuple[float, float]:
-    """Run `python ARGUMENTS` and return its peak resident memory in MB and its seconds.
+def peak_memory(*arguments: object, output: Path | None = None) -> tuple[float, float]:
+    """Run `python ARGUMENTS` and return its peak resident memory in MB and its seconds; what it prints goes to a file.
 
     The peak is read from the kernel's own high-water mark while it runs: what `wait4` reports would include this
     process, from which it is forked.
     """
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *map(str, arguments)])
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(output.open("wb")) if output is not None else None
+        process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=file)
     peak = 0
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
@@ -105,14 +128,34 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_results(name: str, results: dict[str, Any], only: Sequence[str] = ()) -> None:
-    """Keep the results; when only some parts were measured, those of the other parts stay as they were."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def commit() -> str:
+    """The commit of the work tree, with a `+` when it was changed since; nothing where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"],  # noqa: S607
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def write_results(
+    name: str, results: dict[str, Any], only: Sequence[str] = (), folder: Path = RESULTS
+) -> dict[str, Any]:
+    """Keep the results and give back what is kept; what was measured of other parts than `only` stays as it was."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     if only and path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))["bars"]
-        results = {**results, "bars": [bar for bar in known if bar.get("part") not in only] + results["bars"]}
+        known = json.loads(path.read_text(encoding="utf-8"))
+        for kind in ("bars", "figures"):
+            others = [each for each in known.get(kind, []) if each.get("part") not in only]
+            results = {**results, kind: others + results.get(kind, [])}
     path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return results
 
 
 def show(bars: list[Bar]) -> None:

@@ -11,7 +11,7 @@ import lightgbm
 import numpy as np
 
 from benchmarks.harness import Bar
-from benchmarks.peers import lightgbm_settings, rows_of
+from benchmarks.peers import lambdarank_settings, rows_of
 from benchmarks.simulated import simulated
 from urank.clicks.config import ClickConfig
 from urank.clicks.fit import fit_clicks
@@ -49,7 +49,7 @@ def _ours(dataset: Dataset, clicks: ClickModel) -> float:
 def _theirs(dataset: Dataset, clicks: ClickModel) -> float:
     start = time.perf_counter()
     train, valid = (rows_of(dataset, split, clicks.featurizer) for split in ("train", "valid"))
-    settings = lightgbm_settings(0, 0) | {"objective": "lambdarank", "metric": "ndcg", "eval_at": [10]}
+    settings = lambdarank_settings(0, 0)
     data = lightgbm.Dataset(train.features, train.click, group=np.diff(train.offsets), params={"verbose": -1})
     held_out = lightgbm.Dataset(valid.features, valid.click, group=np.diff(valid.offsets), reference=data)
     lightgbm.train(settings, data, num_boost_round=TREES, valid_sets=[held_out])

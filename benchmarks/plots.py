@@ -1,0 +1,138 @@
+"""Plots of results, from their JSON: what a benchmark has figures of, and otherwise its bars against their goals."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+OURS, THEIRS, MISSED, LINE = "#1f6feb", "#9a6700", "#d1242f", "#57606a"
+WIDEST = 2.0
+"""Bars that use up more than this share of their goal are cut off."""
+
+
+def image_name(name: str) -> str:
+    """The file of a benchmark's plot."""
+    return f"benchmark-{name}.png"
+
+
+def draw(results: dict[str, Any], folder: Path) -> Path | None:
+    """Draw the results into a folder; none when there is nothing to draw, neither a figure nor a goal."""
+    with matplotlib.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = _figures(results["figures"]) if results.get("figures") else _goals(results["bars"])
+        if figure is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / image_name(results["name"])
+        figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+    return path
+
+
+def _figures(figures: list[dict[str, Any]]) -> Figure:
+    draws = {"frontier": _frontier, "growth": _growth}
+    columns = min(2, len(figures))
+    rows = -(-len(figures) // columns)
+    height = 4.4 if figures[0]["kind"] == "frontier" else 3.0
+    drawn = Figure(figsize=(5.2 * columns, height * rows), layout="constrained")
+    for number, figure in enumerate(figures):
+        axes = drawn.add_subplot(rows, columns, number + 1)
+        draws[figure["kind"]](axes, figure["data"])
+        axes.set_title(figure["title"], fontsize=10, loc="left")
+    return drawn
+
+
+def _frontier(axes: Axes, data: dict[str, Any]) -> None:
+    """Utility against training seconds; the frontier as steps, the points on it filled."""
+    points = data["points"]
+    best = sorted((point["seconds"], point["utility"]) for point in points if point["frontier"])
+    longest = max(point["seconds"] for point in points)
+    x, y = [each[0] for each in best] + [longest], [each[1] for each in best] + [best[-1][1]]
+    axes.step(x, y, where="post", color=LINE, linewidth=1, zorder=1)
+    axes.axhline(1.0, color=LINE, linewidth=0.6, linestyle=":", zorder=0)
+    for point in points:
+        colour = OURS if point["ours"] else THEIRS
+        face = colour if point["frontier"] else "white"
+        marker = "o" if point["ours"] else "s"
+        axes.plot(point["seconds"], point["utility"], marker, color=colour, markerfacecolor=face, markersize=6)
+        axes.annotate(
+            point["name"],
+            (point["seconds"], point["utility"]),
+            xytext=(5, 3),
+            textcoords="offset points",
+            fontsize=6.5,
+            color=colour,
+        )
+    axes.set_xscale("log")
+    axes.margins(x=0.25, y=0.08)
+    axes.set_xlabel(f"training seconds, {data['threads']} threads, {data['train_rows']:,} impressions")
+    axes.set_ylabel("true utility / that of the logged order")
+
+
+def _growth(axes: Axes, data: dict[str, Any]) -> None:
+    """Seconds against size, both as logarithms, and the slope of the goal as a dashed line through the first point."""
+    sizes = data["sizes"]
+    for colour, (name, seconds) in zip((OURS, THEIRS, "#1a7f37"), data["seconds"].items(), strict=False):
+        axes.plot(sizes, seconds, marker="o", markersize=4, color=colour, label=name)
+        goal = [seconds[0] * (size / sizes[0]) ** data["goal"] for size in sizes]
+        axes.plot(sizes, goal, color=colour, linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylabel("seconds (dashed: the goal)")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _goals(bars: list[dict[str, Any]]) -> Figure | None:
+    """The share of its goal that each bar uses up: what ends left of the line is reached."""
+    judged = [(bar, share) for bar in bars if (share := share_of_goal(bar["value"], bar["goal"])) is not None]
+    if not judged:
+        return None
+    figure = Figure(figsize=(9, 0.6 + 0.19 * len(judged)), layout="constrained")
+    axes = figure.add_subplot()
+    shares = [min(share, WIDEST) for _, share in judged]
+    colours = [OURS if bar["holds"] else MISSED for bar, _ in judged]
+    axes.barh(range(len(judged)), shares, color=colours, height=0.65)
+    axes.set_yticks(range(len(judged)), [_label(bar) for bar, _ in judged], fontsize=6.5)
+    axes.axvline(1.0, color=LINE, linewidth=1)
+    axes.set_ylim(len(judged) - 0.4, -0.6)
+    axes.set_xlim(0, max(1.15, *shares))
+    axes.set_xlabel("share of the goal used up; at most 1 is reached")
+    return figure
+
+
+def share_of_goal(value: float, goal: str) -> float | None:
+    """How much of a goal a value uses up: at most 1 when it is reached; none when there is no goal.
+
+    >>> share_of_goal(50.0, "≤ 200"), share_of_goal(4.0, "≥ 2"), share_of_goal(0.05, "0.04 to 0.06")
+    (0.25, 0.5, 0.0)
+    >>> share_of_goal(0.0, "≤ 0"), share_of_goal(3.0, "≤ 0"), share_of_goal(-0.25, "≥ -1"), share_of_goal(1.0, "–")
+    (0.0, inf, 0.25, None)
+    """
+    between = re.fullmatch(r"(\S+) to (\S+)", goal)
+    if between:
+        low, high = float(between[1]), float(between[2])
+        return round(abs(value - (low + high) / 2) / ((high - low) / 2), 9)
+    sign, _, number = goal.partition(" ")
+    if sign not in "≤≥" or not number:
+        return None
+    bound = float(number)
+    if sign == "≤" and bound > 0:
+        return max(value / bound, 0.0)
+    if sign == "≥" and bound > 0:
+        return bound / value if value > 0 else math.inf
+    if bound == 0:
+        return 0.0 if (value <= 0 if sign == "≤" else value >= 0) else math.inf
+    used = value / bound if sign == "≥" else bound / value if value < 0 else math.inf
+    return max(used, 0.0)
+
+
+def _label(bar: dict[str, Any]) -> str:
+    value = f"{bar['value']:,.4g}" if abs(bar["value"]) < 1000 else f"{bar['value']:,.0f}"
+    return f"{bar['name']}: {value} {bar['unit']}".rstrip() + f" ({bar['goal']})"
