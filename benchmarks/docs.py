@@ -117,7 +117,7 @@ def _frontier_table(title: str, data: dict[str, Any]) -> str:
         "rows scored / s",
         "on the frontier",
     ]
-    return _table([f"{title} (ours bold)", *header], rows)
+    return _table(header, rows)
 
 
 def _growth_table(title: str, data: dict[str, Any]) -> str:

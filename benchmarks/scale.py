@@ -1,10 +1,11 @@
 """Logs of a million and of a hundred million impressions: the cost of a row, and memory under one setting; and Ray.
 
-    python -m benchmarks scale [--only rows|loop|ray]
+    python -m benchmarks scale [--only rows|trees|loop|ray]
 
 `rows` needs about 45 GB of disk for its larger log (in the folder `$URANK_BENCHMARK_DIR`, or that of temporary files)
-and an hour and a half. The cost of a row is the time of the training loop itself, with measuring the held-out loss,
-over the rows that it learned from, all in one epoch: what a command needs to start would make the small log look dear.
+and half an hour; `trees` grows trees on a log of which they can hold only a part. The cost of a row is the time of the
+training loop itself, with measuring the held-out loss, over the rows that it learned from, all in one epoch: what a
+command needs to start would make the small log look dear.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import urank
 from benchmarks.harness import Bar, peak_memory
 from benchmarks.rank import write_candidates
 
 FEATURES, LENGTH, CHUNK = 30, 10, 1_000_000
 MOST_CANDIDATES = 10_000_000
 MEMORY = "4GB"
-PARTS = ("rows", "loop", "ray")
+PARTS = ("rows", "trees", "loop", "ray")
 
 CONFIG = """
 method = "score"
@@ -41,12 +43,24 @@ patience = 1000
 """
 
 
+TREES_CONFIG = """
+method = "score"
+ranker = "trees"
+[clicks.trees]
+trees = 5
+[trees]
+trees = 5
+"""
+
+
 def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
     wanted = only or PARTS
     with tempfile.TemporaryDirectory(prefix="urank-scale-", dir=os.environ.get("URANK_BENCHMARK_DIR")) as name:
         folder = Path(name)
         if "rows" in wanted:
             yield from _rows(folder, (20_000, 200_000) if quick else (1_000_000, 100_000_000))
+        if "trees" in wanted:
+            yield from _trees(folder, 50_000 if quick else 25_000_000)
         if "loop" in wanted:
             from benchmarks.scale_loop import against_bare_loops
 
@@ -92,6 +106,23 @@ def _rows(folder: Path, sizes: tuple[int, int]) -> Iterator[Bar]:
     for name, (small, large) in costs.items():
         ratio = large / small
         yield Bar(f"cost of a row, {sizes[1]:,} / {sizes[0]:,}: {name}", ratio, "times", at_most=1.15, part="rows")
+
+
+def _trees(folder: Path, rows: int) -> Iterator[Bar]:
+    """Trees as click model and as ranker, on a log of which they can hold only a part."""
+    log, prepared, config, told = (folder / name for name in ("trees-log", "trees-data", "trees.toml", "trees.json"))
+    urank.prepare(urank.read(str(write_log(log, rows))), prepared)
+    shutil.rmtree(log)
+    config.write_text(TREES_CONFIG, encoding="utf-8")
+    command = ("-m", "urank", "train", prepared, "-o", folder / "trees", "--config", config, "--no-onnx")
+    megabytes, seconds = peak_memory(*command, "--click-model", "gbdt", "--memory", MEMORY, "--json", output=told)
+    shutil.rmtree(prepared)
+    found = json.loads(told.read_text(encoding="utf-8"))
+    limit = float(MEMORY.removesuffix("GB")) * 1e9 / 2**20
+    yield Bar(f"trees, {rows:,} rows: peak memory", megabytes, "MB", at_most=limit, part="trees")
+    yield Bar(f"trees, {rows:,} rows: time", seconds, "s", part="trees")
+    learned = found["rounds"]["scorer"][0]["rows"] / (0.8 * rows)
+    yield Bar(f"trees, {rows:,} rows: share of them that the ranker's trees learned from", learned, "", part="trees")
 
 
 def _costs(rounds: dict[str, list[dict[str, float]]]) -> dict[str, float]:
