@@ -17,7 +17,7 @@ from urank.errors import ConfigError, DataError
 from urank.log.cells import ROW
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.split import SPLITS
-from urank.paths import is_remote, matching, open_parquet, parquet_writer, to_path
+from urank.paths import is_remote, is_within, matching, open_parquet, parquet_writer, to_path
 
 
 @pytest.fixture
@@ -231,6 +231,14 @@ def test_a_prepared_log_is_prepared_anew_in_its_place(tmp_path: Path) -> None:
     urank.prepare(urank.read(made_log()), folder, valid=0.1, test=0.1)
     counts = urank.prepare(urank.read(folder), folder, valid=0, test=0, overwrite=True)["counts"]
     assert counts["train"]["rows"] == made_log().height
+
+
+def test_what_lies_within_a_folder_elsewhere(elsewhere: str) -> None:
+    for name in (f"{elsewhere}/log", f"{elsewhere}/log/", f"{elsewhere}/log/train", f"{elsewhere}/log/*.parquet"):
+        assert is_within(name, f"{elsewhere}/log"), name
+        assert is_within(name, f"{elsewhere}/log/"), name
+    assert not is_within(f"{elsewhere}/log-2", f"{elsewhere}/log")
+    assert not is_within(f"{elsewhere}/log", "/log")
 
 
 def test_elsewhere_a_log_is_not_replaced_before_it_is_read(elsewhere: str) -> None:

@@ -55,6 +55,11 @@ def test_every_list_comes_once_and_batches_are_no_larger_than_they_may_be(
         assert seen == expected
 
 
+def test_lists_of_which_nothing_was_shown_make_no_batch() -> None:
+    batches = list(MemoryStream(lists_of([2, 3, 0, 0, 0, 0, 1]), batch_lists=2).batches())
+    assert [(len(batch), batch.lists) for batch in batches] == [(5, 2), (1, 1)]
+
+
 def test_short_lists_are_cut_by_their_number_alone() -> None:
     batches = list(MemoryStream(lists_of([10] * 600), batch_lists=256).batches())
     assert [len(batch.offsets) - 1 for batch in batches] == [256, 256, 600 - 2 * 256]

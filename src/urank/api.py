@@ -25,7 +25,7 @@ from urank import team
 from urank.clicks.fit import Fit, fit_clicks
 from urank.clicks.truth import read_truth, true_table
 from urank.config import build
-from urank.errors import ConfigError, DataError
+from urank.errors import ConfigError, TooFewError
 from urank.evaluate.compare import Evaluation, evaluate_policies
 from urank.evaluate.crossfit import CrossfitConfig
 from urank.evaluate.guardrail import GuardLevels, evaluate_guard
@@ -137,9 +137,10 @@ class URank:
         method: Method | None = None,
         top: int | None = None,
         guard: Guard | str | None = None,
+        memory: Memory = DEFAULT_MEMORY,
     ) -> pl.DataFrame:
         """Rank candidates; see `RankingModel.rank`."""
-        return self._fitted().rank(candidates, method=method, top=top, guard=guard)
+        return self._fitted().rank(candidates, method=method, top=top, guard=guard, memory=memory)
 
     def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """The score of each candidate."""
@@ -209,7 +210,7 @@ def _with_best_method(
             config=CrossfitConfig(seed=config.clicks.seed),
             report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
         )
-    except DataError:  # too few queries to cross-fit; the paper's way is then the default
+    except TooFewError:  # to cross-fit; the paper's way is then the default
         return ModelFit(model, clicks, history, None, "valid has too few queries to tell which method is better")
     difference = choice.compare("match", "score")
     best: Method = team.from_first(lambda: "match" if difference.mean > 0 else "score")

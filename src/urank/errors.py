@@ -6,7 +6,7 @@ The command line prints it without a traceback and exits with code 2.
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "UrankError"]
+__all__ = ["ConfigError", "DataError", "TooFewError", "UrankError"]
 
 
 class UrankError(Exception):
@@ -15,6 +15,10 @@ class UrankError(Exception):
 
 class DataError(UrankError):
     """A file or table does not hold what was required of it."""
+
+
+class TooFewError(DataError):
+    """There are too few queries for what is asked; every worker of a team finds that alike."""
 
 
 class ConfigError(UrankError):

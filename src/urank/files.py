@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from urank.errors import ConfigError
-from urank.paths import is_remote, to_path
+from urank.paths import is_remote, to_path, upload
 
-__all__ = ["new_file", "new_folder", "remove_folder"]
+__all__ = ["new_file", "new_folder", "refuse_taken", "remove_folder"]
 
 _FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model", "ranked.json": "urank ranked"}
 _KEYS = {
@@ -38,15 +38,9 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
         with _written_elsewhere(to_path(folder), marker, overwrite) as remote:
             yield remote
         return
+    refuse_taken(folder, marker=marker, overwrite=overwrite)
     target = Path(folder).absolute()
     target = target.resolve() if target.is_symlink() else target
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        if not overwrite:
-            raise ConfigError(f"{folder} exists already; choose another name or pass --overwrite")
-        if not (target / marker).is_file():
-            raise ConfigError(f"{folder} holds something else (it has no {marker}), so it is not replaced")
-        if not _is_ours(target / marker):
-            raise ConfigError(f"{folder} holds something else (its {marker} is not urank's), so it is not replaced")
     made = _missing_parents(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +61,25 @@ def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> I
         shutil.rmtree(working, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
         _remove_empty(made)
+
+
+def refuse_taken(folder: str | Path, *, marker: str, overwrite: bool) -> None:
+    """Refuse what `new_folder` would: better before long work than after it."""
+    target = to_path(folder)
+    if not target.exists():
+        return
+    inside = (path for path in target.rglob("*") if path.is_file()) if is_remote(target) else target.iterdir()
+    if target.is_dir() and not any(inside):
+        return
+    if target.is_file() and is_remote(target):
+        raise ConfigError(f"{folder} is a file; the name of a folder is needed")
+    if not overwrite and (not is_remote(target) or (target / marker).is_file()):
+        raise ConfigError(f"{folder} exists already; choose another name or pass --overwrite")
+    if not (target / marker).is_file():
+        killed = "; if that is what a killed run left, remove it" if is_remote(target) else ""
+        raise ConfigError(f"{folder} holds something else (it has no {marker}), so it is not replaced{killed}")
+    if not _is_ours(target / marker):
+        raise ConfigError(f"{folder} holds something else (its {marker} is not urank's), so it is not replaced")
 
 
 @contextmanager
@@ -100,16 +113,8 @@ def new_file(path: str | Path) -> Iterator[Path]:
 @contextmanager
 def _written_elsewhere(target: Path, marker: str, overwrite: bool) -> Iterator[Path]:
     """A folder where nothing can be renamed; its marker is written last, and without it the folder is not there."""
-    if target.is_file():
-        raise ConfigError(f"{target} is a file; the name of a folder is needed")
-    if (target / marker).is_file():
-        if not overwrite:
-            raise ConfigError(f"{target} exists already; choose another name or pass --overwrite")
-        if not _is_ours(target / marker):
-            raise ConfigError(f"{target} holds something else (its {marker} is not urank's), so it is not replaced")
-        remove_folder(target)
-    elif any(path.is_file() for path in target.rglob("*")):
-        raise ConfigError(f"{target} holds something else (it has no {marker}), so it is not replaced")
+    refuse_taken(target, marker=marker, overwrite=overwrite)
+    remove_folder(target)
     try:
         yield target
     except BaseException:
@@ -126,8 +131,7 @@ def _uploaded(target: Path) -> Iterator[Path]:
         local = Path(name) / "file"
         yield local
         target.parent.mkdir(parents=True, exist_ok=True)
-        with local.open("rb") as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 2**20)
+        upload(local, target)
 
 
 def remove_folder(folder: Path) -> None:

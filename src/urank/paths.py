@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from urank.errors import ConfigError
 
-__all__ = ["is_path", "is_remote", "matching", "open_parquet", "parquet_writer", "to_path"]
+__all__ = ["is_path", "is_remote", "is_within", "matching", "open_parquet", "parquet_writer", "to_path", "upload"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -80,6 +80,25 @@ def parquet_writer(path: Path, schema: Any, **options: Any) -> pq.ParquetWriter:
     if not is_remote(path):
         return pq.ParquetWriter(path, schema, **options)
     return pq.ParquetWriter(_name(path), schema, filesystem=_filesystem(path), **options)
+
+
+def upload(local: Path, target: Path) -> None:
+    """Put a file of this machine elsewhere, whole or not at all."""
+    _filesystem(target).put_file(str(local), _name(target))
+
+
+def is_within(name: str, folder: str | Path) -> bool:
+    """Whether a name, which may be a glob, lies in a folder elsewhere; of two names for one place, rather yes.
+
+    >>> is_within("logs/june", "logs")
+    False
+    """
+    if not (is_remote(name) and is_remote(folder)):
+        return False
+    one, other = to_path(name), to_path(folder)
+    if type(_filesystem(one)) is not type(_filesystem(other)):
+        return False
+    return f"{_name(one).rstrip('/')}/".startswith(f"{_name(other).rstrip('/')}/")
 
 
 def _filesystem(path: Any) -> Any:

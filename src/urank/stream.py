@@ -76,6 +76,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.position)
 
+    @property
+    def lists(self) -> int:
+        """How many lists."""
+        return len(self.offsets) - 1
+
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
         if device.type == "cpu":
@@ -222,6 +227,8 @@ class Stream:
             fits = int(np.searchsorted(lists.offsets, lists.offsets[first] + most_rows, side="right")) - 1
             last = min(first + batch_lists, max(fits, first + 1), n_lists)
             rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
+            if rows.start == rows.stop:  # lists of which nothing was shown
+                continue
             yield Batch(
                 numeric[rows],
                 categorical[rows],

@@ -4,9 +4,9 @@ A round is an epoch, or a part of one when the log is large: after each, the hel
 is written. All randomness of a round follows from the seed and the round's number, so a run that is killed and started
 again goes on from its last round and ends with the same bits.
 
-The loop is the same for a team of workers (`urank.team`), each of which runs it on its share of the lists: gradients
-are averaged by DistributedDataParallel, each worker's in proportion to its rows, so a step is that of one worker with
-the whole batch; losses are summed over the team, so that all workers judge a round alike.
+The loop is the same for a team of workers (`urank.team`), each of which runs it on its share of the lists. Gradients
+are averaged by DistributedDataParallel, in proportion to the rows or lists that each worker's loss is the mean over, so
+a step is that of one worker with the whole batch. Losses are summed over the team, so all workers judge a round alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from urank import team
-from urank.errors import ConfigError, DataError
+from urank.errors import ConfigError, DataError, TooFewError
 from urank.files import new_file
 from urank.progress import Report, silent
 from urank.stream import Batch, Stream
@@ -86,6 +86,7 @@ def train(
     checkpoint: Path | None = None,
     report: Report = silent,
     name: str = "training",
+    weigh: Callable[[Batch], int] = len,
 ) -> History:
     """Train a network in place; it ends with the weights of its best round.
 
@@ -99,6 +100,7 @@ def train(
         checkpoint: a file that holds the state after each round; if it is there, the run goes on from it.
         report: told how far it is, with the losses.
         name: of the step that is reported.
+        weigh: what a batch counts in the mean over a team: what its loss is the mean over, rows or lists.
     """
     device = choose_device(config.device)
     network.to(device)
@@ -123,6 +125,7 @@ def train(
                 stream.batches(groups, shuffle=(seed, place.epoch)),
                 config.clip,
                 lambda rows, train: report(name, done + rows, config.epochs * stream.rows, f"{note} train {train:.4f}"),  # noqa: B023
+                weigh,
             )
         value = held_out(network)
         history.rounds.append(
@@ -194,7 +197,7 @@ def _together(step: _LossOf) -> nn.Module:
     return DistributedDataParallel(step, forward_sync_buffers=False) if team.size() > 1 else step
 
 
-def _agreed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+def _agreed(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -> Iterator[tuple[Batch, float]]:
     """A worker's batches, and how much each counts in the mean over the team.
 
     Workers may have a few batches more or less than others, but all must take each step: who has none left takes part
@@ -207,12 +210,13 @@ def _agreed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
     while True:
         batch = next(batches, None)
         last = batch if batch is not None else last
-        rows, lacking = team.total([0 if batch is None else len(batch), last is None])
-        if not rows:
+        own = 0 if batch is None else weigh(batch)
+        weights, lacking = team.total([own, last is None])
+        if not weights:
             return
         if last is None or lacking:
-            raise DataError(f"there are fewer lists to learn from than the {team.size()} workers; use fewer workers")
-        yield last, 0.0 if batch is None else len(batch) * team.size() / rows
+            raise TooFewError(f"there are fewer lists to learn from than the {team.size()} workers; use fewer workers")
+        yield last, own * team.size() / weights
 
 
 def _run_round(
@@ -222,25 +226,27 @@ def _run_round(
     batches: Iterator[Batch],
     clip: float,
     report: Callable[[int, float], None],
+    weigh: Callable[[Batch], int],
 ) -> tuple[float, int]:
     device = next(network.parameters()).device
     network.train()
-    total, rows, told = 0.0, 0, time.perf_counter()
+    total, weights, rows, told = 0.0, 0, 0, time.perf_counter()
     parameters = list(network.parameters())
-    for batch, weight in _agreed(batches):
+    for batch, weight in _agreed(batches, weigh):
         optimiser.zero_grad(set_to_none=True)
         value = step(batch.to(device))
         (value if weight == 1 else value * weight).backward()
         nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
         if weight:
-            total += float(value.detach()) * len(batch)
+            total += float(value.detach()) * weigh(batch)
+            weights += weigh(batch)
             rows += len(batch)
         if time.perf_counter() - told > 0.2:
             told = time.perf_counter()
-            report(rows * team.size(), total / max(rows, 1))
-    loss_sum, count = team.total([total, rows])
-    return loss_sum / max(count, 1), int(count)
+            report(rows * team.size(), total / max(weights, 1))
+    loss_sum, all_weights, all_rows = team.total([total, weights, rows])
+    return loss_sum / max(all_weights, 1), int(all_rows)
 
 
 def _next_groups(stream: Stream, config: TrainingConfig, seed: int, place: _Progress) -> list[int]:

@@ -20,10 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from urank.errors import DataError
 from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset, Group
-from urank.log.sample import sampled
+from urank.log.sample import that_fits
 from urank.progress import Report
 
-__all__ = ["CHUNK_BYTES", "Floats", "GrowthConfig", "TreeModel", "binned", "matrix", "sample_sentence", "that_fits"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Floats",
+    "GrowthConfig",
+    "TreeModel",
+    "binned",
+    "matrix",
+    "sample_sentence",
+    "what_trees_hold",
+]
 
 CHUNK_BYTES = 64 * 2**20
 IN_MEMORY_BYTES = 256 * 2**20
@@ -138,16 +147,14 @@ class TreeModel:
         return self
 
 
-def that_fits(dataset: Dataset, row_bytes: int) -> Dataset:
+def what_trees_hold(dataset: Dataset, row_bytes: int) -> Dataset:
     """The log, or a sample of its train and valid queries when trees cannot hold all of them in its memory."""
-    rows = {split: dataset.rows(split) for split in ("train", "valid")}
-    share = dataset.memory.held_bytes / row_bytes / max(1, sum(rows.values()))
-    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
+    return that_fits(dataset, ("train", "valid"), dataset.memory.held_bytes / row_bytes)
 
 
 def sample_sentence(dataset: Dataset, row_bytes: int) -> str | None:
     """What to tell of trees that learn from a sample only; nothing when they learn from all."""
-    rows, all_rows = that_fits(dataset, row_bytes).rows("train"), dataset.rows("train")
+    rows, all_rows = what_trees_hold(dataset, row_bytes).rows("train"), dataset.rows("train")
     if rows >= all_rows:
         return None
     return f"trees learned from a sample, {rows:,} of {all_rows:,} impressions, which is what the memory has room for"
@@ -177,7 +184,7 @@ def binned(
     """A split as LightGBM holds it, with the clicks as labels.
 
     A large log is read twice, a row group at a time; only LightGBM's bins, a byte or two for each value, stay in
-    memory. Where even these are too many, `that_fits` gives a sample.
+    memory. Where even these are too many, `what_trees_hold` gives a sample.
 
     Args:
         dataset: the prepared log.

@@ -115,6 +115,33 @@ def test_flags_and_the_tables_of_a_file(folder: Path, tmp_path: Path, command: A
     assert load_model(tmp_path / "model").method == "match"
 
 
+def test_a_folder_for_checkpoints_keeps_what_else_is_in_it(folder: Path, tmp_path: Path, command: Any) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "precious.txt").write_text("mine")
+    train(command, folder, tmp_path / "model", "--checkpoints", state, "--method", "score")
+    assert [path.name for path in state.iterdir()] == ["precious.txt"]
+
+
+def test_what_is_in_the_way_is_told_before_the_training(folder: Path, tmp_path: Path, command: Any) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    arguments = (
+        "train",
+        folder / "sim" / "log.parquet",
+        "-o",
+        taken,
+        "--overwrite",
+        "--config",
+        tmp_path / "none.toml",
+    )
+    assert "none.toml cannot be read" in command(*arguments).refusal  # so far it comes
+    refusal = command(*arguments[:-2], "--truth", folder / "sim").refusal
+    assert "holds something else (it has no manifest.json), so it is not replaced" in refusal
+    assert [path.name for path in taken.iterdir()] == ["notes.txt"]
+
+
 def test_trees(folder: Path, tmp_path: Path, command: Any) -> None:
     said, manifest = train(command, folder, tmp_path / "model", "--ranker", "trees", "--method", "score")
     assert said["model"] == "trees on monotone"
@@ -195,6 +222,10 @@ def test_rankers_of_other_papers(
         (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),
         (("--memory", "4"), "memory must be a number with one of MB, GB"),
+        (
+            ("--output", "s3://bucket/model"),
+            "--output must be a folder of this machine, not a URL; got s3:/bucket/model",
+        ),
         (("--memory", "1GB"), "memory must be at least 2GB"),
         (("--workers", 2), "--workers belongs to --engine ray; the engine is local"),
         (("--config", "nowhere.toml"), "nowhere.toml cannot be read: No such file or directory"),

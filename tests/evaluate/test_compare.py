@@ -239,7 +239,7 @@ def test_blocks_are_judged_in_parts_without_a_difference(
     small: Small, oracle: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate_policies([Reversed()], small.dataset)
-    monkeypatch.setattr(module, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(module, "BLOCK_ENTRIES", 64 * 50)
     found = evaluate_policies([Reversed()], small.dataset)
     assert (found.queries, found.lists, found.rows) == (whole.queries, whole.lists, whole.rows)
     for a, b in zip(found.policies, whole.policies, strict=True):

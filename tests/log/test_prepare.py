@@ -248,6 +248,22 @@ def test_buckets_keep_queries_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("source_bytes", [0, 60_000])
+def test_a_bucket_that_became_too_large_is_scattered_again(tmp_path: Path, source_bytes: int) -> None:
+    keys = np.random.default_rng(0).integers(0, 20_000, 60_000).astype(np.uint64)
+    frame = pl.DataFrame({"__urank_query": keys, "x": np.arange(len(keys))})
+    with buckets.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400, source_bytes=source_bytes) as found:
+        for start in range(0, len(keys), 7_000):
+            found.add(frame[start : start + 7_000])
+        count = len(found)
+        parts = list(found)
+    assert len(parts) == count
+    assert max(part.height for part in parts) <= 400
+    assert sum(part["__urank_query"].n_unique() for part in parts) == len(np.unique(keys))
+    assert sorted(pl.concat(parts)["x"].to_list()) == list(range(len(keys)))
+    assert not (tmp_path / "b").exists()
+
+
 def test_preparing_again_gives_the_same_split(tmp_path: Path) -> None:
     log = impressions(200, sessions=2).with_columns(timestamp=pl.int_range(pl.len()).shuffle(seed=1))
     urank.prepare(urank.read(log), tmp_path / "once", split="time", valid=0.2, test=0.2)

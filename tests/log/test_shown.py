@@ -15,6 +15,7 @@ from urank.log.dataset import Dataset
 from urank.log.folds import folds
 from urank.log.shown import has_unseen, shown
 from urank.log.split import SPLITS
+from urank.log.summary import positions_of
 
 K = 3
 
@@ -50,6 +51,11 @@ def test_candidates_stay_in_their_lists_and_are_told_apart(prepared: Dataset) ->
         assert counts["shown"] == K * counts["lists"]
         (block,) = prepared.blocks(split, ["position"])
         assert block.column("position").tolist() == [*range(1, 9)] * counts["lists"]
+
+
+def test_a_split_of_a_prepared_folder_knows_it_too(prepared: Dataset) -> None:
+    assert positions_of(str(prepared.folder)) == positions_of(str(prepared.folder / "train")) == K
+    assert positions_of(str(prepared.folder.parent)) is None
 
 
 def test_what_was_shown_is_seen_alone(prepared: Dataset) -> None:

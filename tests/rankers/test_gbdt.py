@@ -29,7 +29,7 @@ from urank.rankers.ranking import RankingModel
 from urank.rankers.urank import RankerConfig
 from urank.stream import Stream
 from urank.training import History
-from urank.trees import sample_sentence, that_fits
+from urank.trees import sample_sentence, what_trees_hold
 from urank.utility import earned, item_gains
 
 CONFIG = TreesConfig(trees=40, min_data_in_leaf=20, threads=1)
@@ -358,7 +358,7 @@ def test_what_memory_does_not_hold_is_sampled(small: Small, clicks: ClickModel) 
         "which is what the memory has room for"
     )
     assert sample_sentence(small.dataset, row_bytes) is None
-    assert that_fits(small.dataset, row_bytes) is small.dataset
+    assert what_trees_hold(small.dataset, row_bytes) is small.dataset
 
 
 def test_refuses_the_form_of_the_paper(small: Small, clicks: ClickModel) -> None:

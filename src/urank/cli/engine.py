@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +12,10 @@ import typer
 from urank.errors import ConfigError
 from urank.scale.cluster import Cluster
 
-__all__ = ["Address", "Engine", "EngineName", "Workers", "cluster_of"]
+__all__ = ["Address", "Engine", "EngineName", "Workers", "cluster_of", "refuse_url"]
 
 _PANEL = "Where it runs"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class EngineName(StrEnum):
@@ -26,7 +29,7 @@ Engine = Annotated[
     EngineName,
     typer.Option(
         help="**local**: this process. **ray**: workers of a Ray cluster, or of one that is started on this machine "
-        "(needs `pip install 'urank[scale]'`); paths may then be URLs, as `s3://bucket/log`.",
+        "(needs `pip install 'urank[scale]'`). Logs may then be at URLs, as `s3://bucket/log`.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -43,6 +46,12 @@ Address = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+def refuse_url(path: Path, flag: str) -> None:
+    """Refuse a URL where a folder of this machine is meant; as a path it would name one called `s3:`."""
+    if _URL.match(str(path)):
+        raise ConfigError(f"{flag} must be a folder of this machine, not a URL; got {path}")
 
 
 def cluster_of(engine: EngineName, workers: int | None, address: str | None) -> Cluster | None:

@@ -21,6 +21,7 @@ from urank.cli.options import (
     Truth,
     open_log,
     print_json,
+    refuse_columns,
 )
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
@@ -86,8 +87,7 @@ def evaluate_command(
     if len(paths) < 2:
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
-    if is_prepared(log) and (column or categorical or drop):
-        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+    refuse_columns(log, column, categorical, drop)
     from urank.api import evaluate  # slow to load, as all that needs torch
     from urank.evaluate.crossfit import CrossfitConfig
     from urank.manifest import read_manifest
@@ -105,7 +105,7 @@ def evaluate_command(
         else:
             from urank.scale.evaluate import evaluate_on_ray
 
-            there = log if is_remote(log) else str(Path(log).absolute())
+            there = log if is_remote(log) else Path(log).absolute()
             known = None if truth is None else str(truth.absolute())
             found = evaluate_on_ray(models, there, cluster, truth=known, report=report, **asked)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None

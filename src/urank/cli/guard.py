@@ -21,6 +21,7 @@ from urank.cli.options import (
     Truth,
     open_log,
     print_json,
+    refuse_columns,
 )
 from urank.cli.rank import Method
 from urank.errors import ConfigError
@@ -96,8 +97,7 @@ def guard_command(
 
     Example: `urank guard model prepared --html guard.html`
     """
-    if is_prepared(log) and (column or categorical or drop):
-        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+    refuse_columns(log, column, categorical, drop)
     wanted = None if levels is None else _numbers(levels)
     limit = Memory.parse(memory)
     from urank.api import guard_levels  # slow to load, as all that needs torch

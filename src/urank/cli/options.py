@@ -12,6 +12,7 @@ import typer
 from pydantic import BaseModel
 
 from urank.errors import ConfigError
+from urank.log.dataset import is_prepared
 from urank.log.read import Log, read
 from urank.log.schema import ROLES
 
@@ -32,6 +33,7 @@ __all__ = [
     "numbers",
     "open_log",
     "print_json",
+    "refuse_columns",
     "role_columns",
 ]
 
@@ -114,6 +116,14 @@ def numbers(flag: str, text: str | None, count: int | None = None) -> tuple[floa
     if not found or (count is not None and len(found) != count):
         raise ConfigError(f"{flag} takes {count or 'some'} numbers with colons between them; got '{text}'")
     return found
+
+
+def refuse_columns(
+    log: str, column: Sequence[str] | None, categorical: Sequence[str] | None, drop: Sequence[str] | None
+) -> None:
+    """Refuse to choose columns of a log in which they are chosen already."""
+    if is_prepared(log) and (column or categorical or drop):
+        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
 
 
 def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:

@@ -99,8 +99,11 @@ def prepare_command(
         print_json(description)
     elif not quiet:
         rows = [
-            (name, *(f"{counts[key]:,}" for key in ("queries", "lists", "rows", "clicks")))
-            for name, counts in description["counts"].items()
+            (
+                name,
+                *(f"{each[key]:,}" for key in ("queries", "lists", "shown" if "shown" in each else "rows", "clicks")),
+            )
+            for name, each in description["counts"].items()
         ]
         console = Console()
         console.print(terminal_table(Table(("split", "queries", "lists", "impressions", "clicks"), rows)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, MemoryOption, Quiet, open_log, print_json
+from urank.cli.options import Categorical, Column, Drop, Json, MemoryOption, Quiet, open_log, print_json, refuse_columns
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
@@ -77,8 +77,7 @@ def propensity_command(
     methods = [name for name in get_args(PropensityMethod) if name != "none"]
     if method not in methods:
         raise ConfigError(f"--method must be one of {', '.join(methods)}; got '{method}'")
-    if is_prepared(log) and (column or categorical or drop):
-        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+    refuse_columns(log, column, categorical, drop)
     if output is not None and output.is_dir():  # better refused now than after the fit
         raise ConfigError(f"{output} is a folder; a file name is needed")
     limit = Memory.parse(memory)

@@ -118,7 +118,7 @@ def rank_command(
             from urank.scale.rank import rank_on_ray
 
             asked: dict[str, Any] = {"method": chosen, "top": top, "guard": bound, "columns": columns}
-            asked |= {"overwrite": overwrite, "report": report}
+            asked |= {"memory": limit, "overwrite": overwrite, "report": report}
             counts = rank_on_ray(str(model), candidates, output, cluster, **asked)
     seconds = time.monotonic() - started
     if json:

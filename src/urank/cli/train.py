@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
+from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of, refuse_url
 from urank.cli.options import (
     Categorical,
     Column,
@@ -22,10 +22,11 @@ from urank.cli.options import (
     Quiet,
     open_log,
     print_json,
+    refuse_columns,
 )
 from urank.config import build, read_toml
 from urank.errors import ConfigError, UrankError
-from urank.files import remove_folder
+from urank.files import refuse_taken, remove_folder
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.memory import Memory
@@ -191,14 +192,19 @@ def train_command(
     from urank.report.click_terminal import print_fit
 
     checked = build(UrankConfig, settings, str(config) if config is not None else "the model")
-    if output.exists() and not overwrite:
-        raise ConfigError(f"{output} exists already; choose another name or pass --overwrite")
+    refuse_url(output, "--output")
+    refuse_taken(output, marker="manifest.json", overwrite=overwrite)
     if truth is not None:
         read_truth(truth)  # better refused now than after the training
     working = output.absolute().with_name(f".{output.name}.training")
-    state = str(working / "checkpoints") if checkpoints is None else checkpoints
+    # Of a folder that was named, one of our own within it: it is emptied at the beginning and removed at the end.
+    state = working / "checkpoints" if checkpoints is None else _absolute(checkpoints) / f"{output.name}.training"
     try:
         with bars(quiet=quiet or json) as report:
+            if cluster is not None and cluster.address is not None and not is_prepared(log):
+                raise ConfigError(
+                    f"a cluster learns from a prepared log that it can read; run urank prepare {log} first"
+                )
             dataset = _dataset(log, working, column, categorical, drop, limit, report)
             if cluster is None:
                 made = _train_here(dataset, checked, output, state, truth, onnx, overwrite, report)
@@ -208,7 +214,7 @@ def train_command(
     except UrankError:
         shutil.rmtree(working, ignore_errors=True)  # what was refused is not gone on with; what was killed is
         raise
-    remove_folder(to_path(state))
+    remove_folder(state)
     shutil.rmtree(working, ignore_errors=True)
     if html is not None:
         from urank.report.clicks import write_fit
@@ -254,7 +260,7 @@ def _train_here(
     dataset: Dataset,
     config: UrankConfig,
     output: Path,
-    checkpoints: str,
+    checkpoints: Path,
     truth: Path | None,
     onnx: bool,
     overwrite: bool,
@@ -267,7 +273,7 @@ def _train_here(
     from urank.report.fit import fit_report
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
-    fit = fit_model(dataset, config, checkpoints=to_path(checkpoints), report=report)
+    fit = fit_model(dataset, config, checkpoints=checkpoints, report=report)
     judged = fit_report(fit.clicks, dataset, config.clicks, truth=truth)
     report("writing the model", 0, None)
     facts = {"quality": judged.to_dict(), "why": fit.why}
@@ -280,7 +286,7 @@ def _train_there(
     dataset: Dataset,
     config: UrankConfig,
     output: Path,
-    checkpoints: str,
+    checkpoints: Path,
     truth: Path | None,
     onnx: bool,
     overwrite: bool,
@@ -289,7 +295,7 @@ def _train_there(
     from urank.scale.train import train_on_ray
 
     trained = train_on_ray(
-        str(dataset.folder if is_remote(dataset.folder) else dataset.folder.absolute()),
+        _absolute(dataset.folder),
         config,
         cluster,
         checkpoints=checkpoints,
@@ -300,6 +306,12 @@ def _train_there(
     )
     trained.save(output, overwrite=overwrite)
     return _Made(trained.judged, trained.name, trained.method, trained.why, trained.rounds)
+
+
+def _absolute(path: str | Path) -> Path:
+    """The same place for who works in another folder."""
+    found = to_path(path)
+    return found if is_remote(found) else found.absolute()
 
 
 def _settings(
@@ -350,9 +362,8 @@ def _dataset(
     report: Report,
 ) -> Dataset:
     """The prepared log; one that is not prepared yet is, beside the model to be."""
+    refuse_columns(log, column, categorical, drop)
     if is_prepared(log):
-        if column or categorical or drop:
-            raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
         return Dataset(log, memory=memory)
     folder = working / "prepared"
     source = open_log(log, column, categorical, drop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from urank.clicks.model import ClickModel
 from urank.errors import ConfigError
 from urank.log.read import Log
+from urank.log.summary import positions_of
 
 __all__ = ["ItemCurve", "click_curves_of", "decay"]
 
@@ -70,23 +71,35 @@ def click_curves_of(
     known += log.schema.named("categorical")
     if by not in known:
         raise ConfigError(f"curves can be drawn by {', '.join(known)}; got '{by}'")
-    counts: list[pl.DataFrame] = []
-    parts: list[pl.DataFrame] = []
-    for frame, _ in log.batches():
-        counts.append(frame.group_by(pl.col(by).alias("name")).len())
-        if names:
-            parts.append(frame.filter(pl.col(by).is_in(list(names))))
+    counts = [frame.group_by(pl.col(by).alias("name")).len() for frame in _shown(log)]
     total = pl.concat(counts).group_by("name").agg(pl.col("len").sum()).drop_nulls()
     absent = [name for name in names if name not in set(total["name"].to_list())]
     if absent:
         raise ConfigError(f"no row of {log.name} has the {by} '{absent[0]}'")
     chosen = list(names) or total.sort(["len", "name"], descending=[True, False])["name"].head(most).to_list()
-    if not names:
-        parts = [frame.filter(pl.col(by).is_in(chosen)) for frame, _ in log.batches()]
-    rows = pl.concat(parts)
+    rows = _first_rows(log, by, chosen)
     curves = []
     for name in chosen:
-        own = rows.filter(pl.col(by) == name).head(MOST_ROWS)
+        own = rows[name]
         table = np.exp(model.log_ctr(own).astype(np.float64)).mean(axis=0)
         curves.append(ItemCurve(name, own.height, table.tolist(), float(decay(np.log(table)))))
     return curves
+
+
+def _shown(log: Log) -> Iterator[pl.DataFrame]:
+    """The rows of a log, without candidates that nobody saw."""
+    last = positions_of(log.name)
+    for frame, _ in log.batches():
+        yield frame if last is None else frame.filter(pl.col("position") <= last)
+
+
+def _first_rows(log: Log, by: str, names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    """The first rows of each group, as many as its curve is drawn from."""
+    left = dict.fromkeys(names, MOST_ROWS)
+    parts: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
+    for frame in _shown(log):
+        for name in names:
+            own = frame.filter(pl.col(by) == name).head(left[name])
+            parts[name].append(own)
+            left[name] -= own.height
+    return {name: pl.concat(found) for name, found in parts.items()}

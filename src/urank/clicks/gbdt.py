@@ -18,7 +18,7 @@ from urank.features import Featurizer, Inputs
 from urank.log.dataset import Dataset
 from urank.log.shown import shown
 from urank.progress import Report, silent
-from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix, that_fits
+from urank.trees import CHUNK_BYTES, Floats, GrowthConfig, TreeModel, binned, matrix, what_trees_hold
 
 if TYPE_CHECKING:
     import onnx
@@ -97,7 +97,7 @@ def fit_gbdt(
     if dataset.rows("train") == 0:
         raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
     params = _params(config, seed, len(featurizer.names))
-    dataset = shown(that_fits(dataset, config.row_bytes(len(featurizer.names))))
+    dataset = shown(what_trees_hold(dataset, config.row_bytes(len(featurizer.names))))
     train = binned(dataset, "train", featurizer, params, report, extra="position")
     callbacks: list[Callable[..., Any]] = [lambda env: report("growing trees", env.iteration + 1, env.end_iteration)]
     valid_sets = []

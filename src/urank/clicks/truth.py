@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from urank.errors import DataError
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import at_positions, list_ids
+from urank.log.shown import shown
 
 __all__ = ["oracle_predictions", "read_truth", "true_table"]
 
@@ -81,7 +82,7 @@ def oracle_predictions(
         raise DataError(f"{dataset.folder} does not name its items, so the truth cannot be looked up")
     look_up = true_table(truth)
     parts = []
-    for block in dataset.blocks(split, ["item_id", "position", "click"]):
+    for block in shown(dataset).blocks(split, ["item_id", "position", "click"]):
         position = block.column("position").astype(np.int64)
         log_p = np.log(at_positions(look_up(block), position)).astype(np.float32)
         parts.append((log_p, position, block.column("click").astype(np.float32)))

@@ -20,7 +20,7 @@ from urank.evaluate.sums import Sums, query_bytes
 from urank.evaluate.support import Support, support
 from urank.log.dataset import Block, Dataset
 from urank.log.lists import pad, where_items
-from urank.log.sample import sampled
+from urank.log.sample import that_fits
 from urank.log.split import SPLITS
 from urank.plain import plain
 from urank.progress import Report, silent
@@ -32,8 +32,8 @@ __all__ = ["Evaluation", "PolicyValue", "evaluate_policies"]
 
 Truth = Callable[[Block], NDArray[np.float64]]
 
-BLOCK_ROWS = 2**16
-"""Impressions that are judged at once; every policy and click model has tables of them."""
+BLOCK_ENTRIES = 50 * 2**16
+"""Entries of all click tables of the impressions that are judged at once, padding included."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,14 @@ def evaluate_policies(
     K = dataset.positions
     places = [*sorted({cutoff for cutoff in cutoffs if cutoff < K}), K]
     all_rows = sum(dataset.rows(split) for split in splits)
-    dataset = _that_fits(dataset, splits, query_bytes(len(judged), len(places), propensity=has_propensity))
+    most_queries = dataset.memory.sums_bytes / query_bytes(len(judged), len(places), propensity=has_propensity)
+    dataset = that_fits(dataset, splits, most_queries * dataset.rows_of_query(splits))
     sums, calibration = Sums(places), Calibration(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
     columns = dict.fromkeys([*dataset.features, *(name for policy in policies for name in policy.columns)])
     judges = fit_judges(dataset, splits, config, report=report)
-    for block in _own_blocks(dataset, splits, [*columns, *roles], config.seed):
+    most_rows = max(1, BLOCK_ENTRIES // (K * (1 + 2 * config.cuts)))
+    for block in _own_blocks(dataset, splits, [*columns, *roles], config.seed, most_rows):
         tables = judges.tables(block)
         logged = [
             _logged(block, table) for table in (judges.own(block, tables), *tables.reshape(-1, *tables.shape[2:]))
@@ -232,22 +234,15 @@ def evaluate_policies(
     )
 
 
-def _that_fits(dataset: Dataset, splits: Sequence[str], bytes_of_query: int) -> Dataset:
-    """The log, or a sample of the queries of these splits when the sums of all would take more than they may."""
-    counts = [dataset.description["counts"][split] for split in splits]
-    rows = {split: dataset.rows(split) for split in splits}
-    in_query = sum(each["rows"] for each in counts) / max(1, sum(each["queries"] for each in counts))
-    share = in_query * dataset.memory.sums_bytes / bytes_of_query / max(1, sum(rows.values()))
-    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
-
-
-def _own_blocks(dataset: Dataset, splits: Sequence[str], columns: Sequence[str], seed: int) -> Iterator[Block]:
+def _own_blocks(
+    dataset: Dataset, splits: Sequence[str], columns: Sequence[str], seed: int, most_rows: int
+) -> Iterator[Block]:
     """Lists with their items in random order, some at a time; of a team, those of this worker's row groups."""
     for split in splits:
         groups = dataset.groups(split)
         for number in team.share(len(groups)):
             rng = np.random.default_rng([seed, SPLITS.index(split), number])
-            for part in dataset.read(groups[number], columns).parts(BLOCK_ROWS):
+            for part in dataset.read(groups[number], columns).parts(most_rows):
                 yield part.shuffled(rng)
 
 

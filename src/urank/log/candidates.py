@@ -147,7 +147,7 @@ class Candidates:
             begin = self.row_name(parts[0][ROW][0])
             raise DataError(
                 f"a list is ranked as a whole and may take {self.list_bytes / 1e9:.2g} GB; the one that begins at "
-                f"{begin} has {rows:,} candidates or more, which take {held / 1e9:.2g} GB (allow more with --memory)"
+                f"{begin} has {rows:,} candidates or more, which take {held / 1e9:.2g} GB (allow more memory)"
             )
 
     def _refuse_again(self, frame: pl.DataFrame, offsets: NDArray[np.int64], behind: _Hashes) -> None:

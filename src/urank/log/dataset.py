@@ -65,12 +65,14 @@ class Block:
         return stable_hash(pl.Series(self.lists["query_id"].combine_chunks()))
 
     def parts(self, most_rows: int) -> Iterator[Block]:
-        """The same lists, some at a time, with no more items than so many; a longer list comes by itself."""
-        last, n_lists = 0, len(self.offsets) - 1
-        while last < n_lists:
+        """The same lists, some at a time, with no more items than so many once they are padded to the longest of them;
+        a longer list comes by itself."""
+        lengths, last = np.diff(self.offsets), 0
+        while last < len(lengths):
             first = last
-            fits = int(np.searchsorted(self.offsets, self.offsets[first] + most_rows, side="right")) - 1
-            last = max(fits, first + 1)
+            window = lengths[first : first + max(1, most_rows // max(1, int(lengths[first])))]
+            padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)  # rises
+            last = first + max(1, int(np.searchsorted(padded, most_rows, side="right")))
             begin, end = int(self.offsets[first]), int(self.offsets[last])
             offsets = self.offsets[first : last + 1] - begin
             yield Block(self.lists.slice(first, last - first), self.items.slice(begin, end - begin), offsets)
@@ -131,6 +133,11 @@ class Dataset:
     def rows(self, split: str) -> int:
         """The number of impressions of a split."""
         return int(self.description["counts"][split]["rows"])
+
+    def rows_of_query(self, splits: Sequence[str]) -> float:
+        """The mean number of impressions of a query."""
+        counts = [self.description["counts"][split] for split in splits]
+        return float(sum(each["rows"] for each in counts) / max(1, sum(each["queries"] for each in counts)))
 
     def groups(self, split: str) -> list[Group]:
         """The row groups of a split."""

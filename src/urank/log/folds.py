@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.errors import ConfigError, DataError
+from urank.errors import ConfigError, TooFewError
 from urank.log.dataset import Block, Dataset
 from urank.log.split import SPLITS, stable_hash
 from urank.log.view import Part, View, some_lists
@@ -51,7 +51,7 @@ def folds(
     for number, parts in enumerate(found):
         empty = next((name for name in SPLITS if not parts[name].rows), None)
         if empty is not None:
-            raise DataError(
+            raise TooFewError(
                 f"{dataset.folder} has too few queries in {', '.join(splits)} for {count} folds: "
                 f"the {empty} part of fold {number + 1} is empty"
             )

@@ -26,7 +26,7 @@ from urank.log.schema import QUERY
 from urank.log.split import SPLITS, check_shares
 from urank.log.summary import Summary, positions_of
 from urank.log.write import SplitWriter
-from urank.paths import is_remote, to_path
+from urank.paths import is_remote, is_within
 from urank.prefetch import prefetch
 from urank.progress import Report, silent
 
@@ -65,7 +65,7 @@ def prepare(
     """
     last = checked(log, folder, split, valid, test, positions)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
-        with _scratch(target) as scratch, Buckets(scratch, log.row_bytes, bucket_bytes) as buckets:
+        with _scratch(target) as scratch, Buckets(scratch, log.row_bytes, bucket_bytes, log.size) as buckets:
             times: list[pl.DataFrame] = []
             for frame, done in prefetch(log.batches()):
                 if last is not None:
@@ -100,7 +100,7 @@ def _scratch(target: Path) -> Iterator[Path]:
 def checked(log: Log, folder: str | Path, split: str, valid: float, test: float, positions: int | None) -> int | None:
     """The last position that counts as shown, none when all do; refuses what cannot be asked of a log."""
     check_shares(valid, test)
-    if is_remote(folder) and f"{log.name}/".startswith(f"{to_path(folder)}/"):
+    if is_within(log.name, folder):
         raise ConfigError(f"{folder} holds the log itself, which would be replaced before it is read; name another one")
     if positions is not None and positions < 1:
         raise ConfigError(f"positions must be a whole number from 1 up; got {positions}")

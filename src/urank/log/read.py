@@ -80,7 +80,11 @@ class Log:
                     seen(frame)
                 yield self.schema.canonical(frame, self.row_name), done
         if empty and only is None:
-            raise DataError(f"{self.name} is empty; a log needs at least one impression")
+            raise self.empty()
+
+    def empty(self) -> DataError:
+        """The refusal of a log without rows."""
+        return DataError(f"{self.name} is empty; a log needs at least one impression")
 
     def position_twice(self, query: str, session: str | None, position: int, rows: Collection[int]) -> DataError:
         """The refusal of a list in which a position occurs twice, at the rows with these codes."""

@@ -22,7 +22,7 @@ from urank.log.split import SPLITS
 from urank.log.view import Part, View, some_lists
 from urank.paths import open_parquet
 
-__all__ = ["sampled"]
+__all__ = ["sampled", "that_fits"]
 
 
 def sampled(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) -> Dataset:
@@ -42,6 +42,14 @@ def sampled(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) ->
         if dataset.rows(split) > max(most, 0)
     }
     return View(dataset, parts) if parts else dataset
+
+
+def that_fits(dataset: Dataset, splits: Sequence[str], most_rows: float) -> Dataset:
+    """The log, or a sample of the queries of these splits when they have more impressions than so many, each split in
+    proportion to its size."""
+    rows = {split: dataset.rows(split) for split in splits}
+    share = most_rows / max(1, sum(rows.values()))
+    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
 
 
 def _sample(dataset: Dataset, split: str, most_rows: int, rng: np.random.Generator) -> Part:

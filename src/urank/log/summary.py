@@ -133,13 +133,16 @@ class Summary:
 
 
 def positions_of(name: str) -> int | None:
-    """How many positions were shown by a folder that was prepared with `positions`; None of any other log."""
-    path = to_path(name) / "schema.json"
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        return int(described["positions"]) if "shown" in described["counts"]["train"] else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    """How many positions were shown by a folder that was prepared with `positions`, or by a split of it; None of any
+    other log."""
+    folder = to_path(name)
+    for path in (folder / "schema.json", folder.parent / "schema.json"):  # of a split, that of the folder it is in
+        try:
+            described = json.loads(path.read_text(encoding="utf-8"))
+            return int(described["positions"]) if "shown" in described["counts"]["train"] else None
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return None
 
 
 def _moments(values: pl.Series) -> pl.DataFrame:

@@ -28,7 +28,7 @@ class SplitWriter:
         self._waiting_bytes = 0
         self._writer: Any = None
         self._file_bytes = 0
-        self._files = 0
+        self.files: list[str] = []
 
     def write(self, table: pa.Table) -> None:
         """Take a table; it is written once a row group is full."""
@@ -61,10 +61,10 @@ class SplitWriter:
     def _write_group(self, table: pa.Table) -> None:
         if self._writer is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{self.prefix}{self._files:05d}.parquet"
+            path = self.folder / f"{self.prefix}{len(self.files):05d}.parquet"
+            self.files.append(path.name)
             options = {"compression": "snappy", "use_dictionary": _text_paths(table)}
             self._writer = parquet_writer(path, table.schema, **options)
-            self._files += 1
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._file_bytes += table.nbytes
         if self._file_bytes >= FILE_BYTES:

@@ -135,5 +135,6 @@ def fit_dla(
         checkpoint=checkpoint,
         report=report,
         name="train dla",
+        weigh=lambda batch: batch.lists,
     )
     return NetworkScorer(network.scorer), network.curve(), history

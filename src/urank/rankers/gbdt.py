@@ -41,7 +41,7 @@ from urank.rankers.targets import Padded, Target
 from urank.rankers.urank import RankerConfig
 from urank.stream import Gain, Lists, Stream
 from urank.training import History
-from urank.trees import Floats, GrowthConfig, TreeModel, binned, that_fits
+from urank.trees import Floats, GrowthConfig, TreeModel, binned, what_trees_hold
 
 __all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps", "tree_streams"]
 
@@ -136,7 +136,7 @@ def tree_streams(
     gain: Gain | None = None,
 ) -> list[Stream]:
     """Train and valid, or as many of their queries as trees can hold."""
-    fits = that_fits(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
+    fits = what_trees_hold(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
     return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
 
 

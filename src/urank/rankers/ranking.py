@@ -121,6 +121,7 @@ class RankingModel:
         top: int | None = None,
         guard: Guard | str | None = None,
         columns: Mapping[str, str] | None = None,
+        memory: Memory = DEFAULT_MEMORY,
     ) -> pl.DataFrame:
         """Rank candidates: a table of Polars, pandas or PyArrow, a row for each, or a path of Parquet or CSV files.
 
@@ -132,13 +133,14 @@ class RankingModel:
             top: keep so many of each list; all when left out.
             guard: how close to stay to the current order, as `shift:2` (see `Guard`); the column `position` has it.
             columns: role -> the column that plays it, where names differ, as `{"query_id": "search"}`.
+            memory: what the work may take, besides the candidates and the result; a list that takes more is refused.
 
         Returns:
             the ids, and for each candidate `position`, `score` (when there is a scorer), `click` (P(click) there; null
             when it has no place) and `utility`, best first within each list.
         """
         required = () if guard is None else ("position",)
-        source = self.candidates(candidates, columns=columns, required=required)
+        source = self.candidates(candidates, columns=columns, required=required, memory=memory)
         return pl.concat([ranked for _, ranked in self.ranked(source, method=method, top=top, guard=guard)])
 
     def ranked(

@@ -75,5 +75,6 @@ def fit_ranksvm(
         checkpoint=checkpoint,
         report=report,
         name="train ranksvm",
+        weigh=lambda batch: batch.lists,
     )
     return NetworkScorer(network), history

@@ -127,6 +127,7 @@ def fit_by_swaps(
         checkpoint=checkpoint,
         report=report,
         name=name,
+        weigh=lambda batch: batch.lists,
     )
     return NetworkScorer(network), history
 

@@ -16,9 +16,9 @@ from urank.report.clicks import FitReport
 
 __all__ = ["fit_report"]
 
-TRAIN_ROWS = 500_000
-HELD_OUT_ROWS = 2_000_000
-"""Of train, which may be of any size, at least so many rows are looked at; of valid and test all."""
+TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
+"""Rows of train, and of valid and test each, that are looked at, up to the end of a row group; more tell no more. Where
+the truth is known, all of valid and test are."""
 
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 
@@ -34,7 +34,7 @@ def fit_report(fit: Fit, dataset: Dataset, config: ClickConfig, *, truth: str | 
     """
     name = fit.model.name
     counts = dataset.description["counts"]["train"]
-    rate = counts["clicks"] / counts["rows"]
+    rate = counts["clicks"] / counts.get("shown", counts["rows"])
     splits = [split for split in ("train", "valid", "test") if dataset.rows(split)]
     known = read_truth(truth) if truth is not None else None
     judged: dict[str, dict[str, Quality]] = {}
@@ -52,7 +52,7 @@ def fit_report(fit: Fit, dataset: Dataset, config: ClickConfig, *, truth: str | 
         reliable = {who: reliability(np.exp(contenders[who][0]), click) for who in contenders if who in (name, "pbm")}
     facts = None
     if known is not None:
-        facts = table_error(fit.model.log_ctr(known), np.array(known["table"].to_list()))
+        facts = table_error(fit.model.log_ctr(known), np.array(known["table"].to_list())[:, : dataset.positions])
         if "oracle" in judged.get("test", {}):
             facts["oracle_share"] = judged["test"]["oracle"].log_loss / judged["test"][name].log_loss
     kept = f"{fit.model.members[0].family}-{config.seed}"

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
 
-from urank.errors import ConfigError, DataError, UrankError
+from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.progress import Report
 
-__all__ = ["Board", "followed", "handed_over"]
+__all__ = ["Board", "followed", "refuse_as"]
 
 SECONDS = 0.5
 
@@ -78,16 +78,11 @@ def followed(report: Report) -> Iterator[Any]:
         ray.kill(board)
 
 
-def handed_over(board: Any) -> Any:
-    """The result of a job that ended.
-
-    Raises:
-        UrankError: what the job refused.
-    """
+def refuse_as(board: Any) -> None:
+    """Raise what the job refused, if it did."""
     import ray
 
     refusal = ray.get(board.refusal.remote())
     if refusal is not None:
-        kinds: dict[str, type[UrankError]] = {"ConfigError": ConfigError, "DataError": DataError}
-        raise kinds.get(refusal[0], UrankError)(refusal[1])
-    return ray.get(board.result.remote())
+        kinds = (ConfigError, DataError, TooFewError)
+        raise next((kind for kind in kinds if kind.__name__ == refusal[0]), UrankError)(refusal[1])

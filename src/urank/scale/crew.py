@@ -6,6 +6,7 @@ of one process; `urank.team` makes it that of many.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import torch
 from urank import team
 from urank.errors import UrankError
 from urank.progress import Report, silent
-from urank.scale.board import followed, handed_over
+from urank.scale.board import followed, refuse_as
 from urank.scale.cluster import Cluster, connected
 
 __all__ = ["Work", "run_together"]
@@ -40,8 +41,7 @@ def run_together(work: Work, settings: Mapping[str, Any], cluster: Cluster, *, r
         report: told how far the first worker is.
 
     Raises:
-        UrankError: what the function refused; it is not tried again.
-        RuntimeError: when workers were lost, or failed, too often.
+        UrankError: what the function refused, which is not tried again; or when workers were lost or failed too often.
     """
     with connected(cluster), tempfile.TemporaryDirectory(prefix="urank-ray-") as storage, followed(report) as board:
         import ray
@@ -51,7 +51,7 @@ def run_together(work: Work, settings: Mapping[str, Any], cluster: Cluster, *, r
         gpus = ray.cluster_resources().get("GPU", 0) >= cluster.workers
         trainer = TorchTrainer(
             _on_worker,
-            train_loop_config={"work": work, "settings": dict(settings), "board": board},
+            train_loop_config={"work": work, "settings": dict(settings), "board": board, "gpus": gpus},
             scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=gpus),
             run_config=RunConfig(
                 name="urank",
@@ -63,18 +63,22 @@ def run_together(work: Work, settings: Mapping[str, Any], cluster: Cluster, *, r
         try:
             trainer.fit()
         except ray.train.TrainingFailedError as error:
+            refuse_as(board)
             reason = " ".join(str(error).split())[:300]
-            raise RuntimeError(f"workers were lost or failed more than {cluster.failures} times: {reason}") from error
-        return handed_over(board)
+            raise UrankError(f"workers were lost or failed more than {cluster.failures} times: {reason}") from error
+        refuse_as(board)
+        return ray.get(board.result.remote())
 
 
 def _on_worker(config: dict[str, Any]) -> None:
     """What Ray Train calls on each worker."""
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
+    if config["gpus"]:
         from ray.train.torch import get_device
 
         torch.cuda.set_device(get_device())
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # workers without a GPU of their own do not share one
     board = config["board"]
     if _asked(board.refusal) is not None:  # Ray calls again after any error; a refusal would only be repeated
         return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from urank.errors import ConfigError, DataError, UrankError
 
-__all__ = ["GROUP", "by_group", "source_error"]
+__all__ = ["GROUP", "by_group", "refuse_lost_files", "source_error"]
 
 GROUP = "__group"
 """The column that says which rows belong together."""
@@ -23,6 +24,7 @@ def by_group(
     work: Callable[..., pa.Table],
     sources: Sequence[Any],
     groups: int,
+    workers: int,
     settings: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Read sources in tasks of their own, gather the rows of each group, and work on each group in a task.
@@ -33,6 +35,7 @@ def by_group(
             worker, so what it writes must have the same name each time.
         sources: what `read` is given, one at a time.
         groups: how many groups there are at most.
+        workers: how many tasks of a kind run at once.
         settings: for both.
 
     Yields:
@@ -46,11 +49,21 @@ def by_group(
     ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         items = ray.data.from_items([{"source": source} for source in sources])
-        rows = items.map_batches(read, fn_kwargs=dict(settings), batch_size=1)
+        pool, told = ray.data.TaskPoolStrategy(size=workers), dict(settings)
+        rows = items.map_batches(read, fn_kwargs=told, batch_size=1, compute=pool)
         gathered = rows.groupby(GROUP, num_partitions=groups)
-        yield from gathered.map_groups(work, fn_kwargs=dict(settings), batch_format="pyarrow").iter_rows()
+        yield from gathered.map_groups(work, fn_kwargs=told, batch_format="pyarrow", compute=pool).iter_rows()
     except ray.exceptions.RayError as error:
         raise source_error(error) from error
+
+
+def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
+    """Refuse an output of which workers wrote parts where this process cannot see them."""
+    absent = next((name for name in names if not (target / name).is_file()), None)
+    if absent is not None:
+        raise ConfigError(
+            f"{target.parent} must be a place that all machines of the cluster share; a worker wrote {absent} elsewhere"
+        )
 
 
 def source_error(error: BaseException) -> BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from urank import team
@@ -22,7 +23,7 @@ __all__ = ["evaluate_on_ray"]
 
 def evaluate_on_ray(
     models: Sequence[str],
-    data: str,
+    data: str | Path,
     cluster: Cluster,
     *,
     split: str = "test",

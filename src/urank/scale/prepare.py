@@ -20,14 +20,15 @@ from urank.log.split import SPLITS
 from urank.log.summary import Summary
 from urank.log.write import SplitWriter
 from urank.memory import DEFAULT_MEMORY, Memory
-from urank.paths import to_path
 from urank.progress import Report, silent
 from urank.scale.cluster import Cluster, connected
-from urank.scale.data import GROUP, by_group
+from urank.scale.data import GROUP, by_group, refuse_lost_files
 
 __all__ = ["prepare_on_ray"]
 
 LEAST_BUCKETS = 8
+PACKED = 4
+"""Rows in memory take about so many times what they take in Parquet files."""
 
 
 def prepare_on_ray(
@@ -59,23 +60,31 @@ def prepare_on_ray(
     """
     last = checked(log, folder, split, valid, test, positions)
     rows = max(1, memory.bucket_bytes // log.row_bytes)
-    buckets = max(LEAST_BUCKETS, 4 * cluster.workers, int(log.size / log.row_bytes / rows))
-    with new_folder(folder, marker="schema.json", overwrite=overwrite) as target, connected(cluster):
-        settings = {"log": log, "last": last, "buckets": buckets, "target": str(target)}
+    buckets = max(LEAST_BUCKETS, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
+    with connected(cluster), new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
+        settings: dict[str, Any] = {"log": log, "last": last, "buckets": buckets, "target": target}
         numbers = range(log.files)
         times: list[pl.DataFrame] = []
         if split == "time":
             report("times of the queries", 0, None)
-            found = by_group(_read, _times, numbers, buckets, settings)
+            found = by_group(_read, _times, numbers, buckets, cluster.workers, settings)
             schema = {QUERY: pl.UInt64, "timestamp": pl.Int64}
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
+            if not times:
+                raise log.empty()
         assign, cuts = assignment(split, valid, test, times)
         summary = Summary(log.schema, last)
         report("writing", 0, buckets)
-        for done, row in enumerate(by_group(_read, _write, numbers, buckets, settings | {"assign": assign}), start=1):
+        settings |= {"assign": assign}
+        files: list[str] = []
+        for done, row in enumerate(by_group(_read, _write, numbers, buckets, cluster.workers, settings), start=1):
             summary.join(row["summary"])
+            files += row["files"]
             report("writing", done, buckets)
         report("writing", buckets, buckets)
+        if not files:
+            raise log.empty()
+        refuse_lost_files(target, files)
         return describe(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 
 
@@ -95,14 +104,15 @@ def _times(table: pa.Table, **_: Any) -> pa.Table:
     return latest.select(query=pl.col(QUERY).implode(), latest=pl.col("timestamp").implode()).to_arrow()
 
 
-def _write(table: pa.Table, log: Log, last: int | None, target: str, assign: Assign, **_: Any) -> pa.Table:
+def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Assign, **_: Any) -> pa.Table:
     """Sort a bucket into lists and write those of each split; a task that is run again writes the same files."""
     frame = pl.DataFrame(pl.from_arrow(table))
     prefix = f"part-{int(frame[GROUP][0]):05d}-"
     summary = Summary(log.schema, last)
     with ThreadPoolExecutor(max_workers=1) as background:
-        writers = {name: SplitWriter(to_path(target) / name, background, prefix) for name in SPLITS}
+        writers = {name: SplitWriter(target / name, background, prefix) for name in SPLITS}
         write_bucket(log, frame.drop(GROUP), assign, writers, summary)
         for writer in writers.values():
             writer.close()
-    return pa.table({"summary": [summary.to_json()]})
+    files = [f"{name}/{file}" for name, writer in writers.items() for file in writer.files]
+    return pa.table({"summary": [summary.to_json()], "files": [files]})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,20 @@ from urank.errors import ConfigError, DataError
 from urank.files import new_folder
 from urank.log.files import PARQUET, find_files
 from urank.log.split import stable_hash
-from urank.paths import is_remote, open_parquet, parquet_writer, to_path
+from urank.memory import DEFAULT_MEMORY, Memory
+from urank.paths import is_remote, open_parquet, parquet_writer
 from urank.progress import Report, silent
 from urank.rankers.guardrail import Guard
 from urank.rankers.order import Method
 from urank.rankers.ranking import RankingModel
 from urank.scale.cluster import Cluster, connected
-from urank.scale.data import GROUP, by_group
+from urank.scale.data import GROUP, by_group, refuse_lost_files
 from urank.scale.model_files import model_files, model_from_files
 
 __all__ = ["rank_on_ray"]
 
-PART_BYTES = 256 * 2**20
+PACKED = 4
+"""Rows in memory take about so many times what they take in Parquet files."""
 BATCH_ROWS = 65_536
 
 
@@ -40,6 +43,7 @@ def rank_on_ray(
     top: int | None = None,
     guard: Guard | str | None = None,
     columns: Mapping[str, str] | None = None,
+    memory: Memory = DEFAULT_MEMORY,
     overwrite: bool = False,
     report: Report = silent,
 ) -> dict[str, int]:
@@ -52,6 +56,7 @@ def rank_on_ray(
             which says how many lists and candidates there are.
         cluster: where.
         method, top, guard, columns: as in `RankingModel.rank`.
+        memory: what each task may take.
         overwrite: replace the folder if it exists.
         report: told how far it is.
 
@@ -64,29 +69,35 @@ def rank_on_ray(
     names = dict(columns or {})
     ids = [names.get(role, role) for role in ("query_id", "session_id")]
     size = sum(path.stat().st_size for path in paths)
-    parts = max(2 * cluster.workers, int(size // PART_BYTES))
-    rank = {"method": method, "top": top, "guard": guard, "columns": columns}
-    with new_folder(output, marker="ranked.json", overwrite=overwrite) as target, connected(cluster):
+    parts = max(2 * cluster.workers, int(PACKED * size // memory.bucket_bytes))
+    rank = {"method": method, "top": top, "guard": guard, "columns": columns, "memory": memory}
+    with connected(cluster), new_folder(output, marker="ranked.json", overwrite=overwrite) as target:
         import ray
 
         files = ray.put(model_files(model))
-        settings = {"model": files, "rank": rank, "ids": ids, "parts": parts, "target": str(target)}
-        sources = [str(path) if is_remote(path) else str(path.absolute()) for path in paths]
+        settings = {"model": files, "rank": rank, "ids": ids, "parts": parts, "target": target}
+        sources = [path if is_remote(path) else path.absolute() for path in paths]
+        written: list[str] = []
         counts = {"lists": 0, "candidates": 0, "kept": 0}
         report("ranking", 0, parts)
-        for done, row in enumerate(by_group(_read, _ranked, sources, parts, settings), start=1):
+        rows = by_group(_read, _ranked, range(len(sources)), parts, cluster.workers, settings | {"sources": sources})
+        for done, row in enumerate(rows, start=1):
+            written.append(row["file"])
             counts = {name: count + int(row[name]) for name, count in counts.items()}
             report("ranking", done, parts)
         report("ranking", parts, parts)
+        refuse_lost_files(target, written)
         text = json.dumps({"format": "urank ranked", **counts}) + "\n"
         (target / "ranked.json").write_text(text, encoding="utf-8")
     return counts
 
 
-def _read(batch: Mapping[str, Any], ids: list[str], parts: int, **_: Any) -> Iterator[pa.Table]:
+def _read(
+    batch: Mapping[str, Any], sources: Sequence[Path], ids: list[str], parts: int, **_: Any
+) -> Iterator[pa.Table]:
     """The rows of some files, each with the part that its query belongs to."""
-    for source in batch["source"]:
-        with open_parquet(to_path(str(source))) as file:
+    for source in (sources[int(number)] for number in batch["source"]):
+        with open_parquet(source) as file:
             if ids[0] not in file.schema_arrow.names:
                 raise DataError(f"candidates must have the column '{ids[0]}' for the engine ray; {source} has none")
             for rows in file.iter_batches(batch_size=BATCH_ROWS):
@@ -96,18 +107,18 @@ def _read(batch: Mapping[str, Any], ids: list[str], parts: int, **_: Any) -> Ite
                 yield table.append_column(GROUP, pa.array(part))
 
 
-def _ranked(table: pa.Table, model: Any, rank: Mapping[str, Any], ids: list[str], target: str, **_: Any) -> pa.Table:
+def _ranked(table: pa.Table, model: Any, rank: Mapping[str, Any], ids: list[str], target: Path, **_: Any) -> pa.Table:
     """Rank the lists of a part and write them; a task that is run again writes the same file."""
     number = table[GROUP][0].as_py()
     present = [name for name in ids if name in table.column_names]
     frame = pl.DataFrame(pl.from_arrow(table.drop_columns([GROUP]))).sort(present, maintain_order=True)
     ranked = _model(model).rank(frame, **rank).to_arrow()
-    path = to_path(target) / f"part-{number:05d}.parquet"
+    path = target / f"part-{number:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     with parquet_writer(path, ranked.schema) as writer:
         writer.write_table(ranked)
     lists = frame.select(pl.struct(present).rle_id().n_unique()).item()
-    return pa.table({"lists": [lists], "candidates": [frame.height], "kept": [ranked.num_rows]})
+    return pa.table({"file": [path.name], "lists": [lists], "candidates": [frame.height], "kept": [ranked.num_rows]})
 
 
 @lru_cache(maxsize=1)

@@ -51,11 +51,11 @@ class Trained:
 
 
 def train_on_ray(
-    data: str,
+    data: str | Path,
     config: UrankConfig,
     cluster: Cluster,
     *,
-    checkpoints: str,
+    checkpoints: str | Path,
     memory: Memory = DEFAULT_MEMORY,
     truth: str | None = None,
     onnx: bool = True,
