@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import urank
 from benchmarks.harness import Bar, peak_memory
 from benchmarks.rank import write_candidates
+from urank.log.dataset import Dataset
 
 FEATURES, LENGTH, CHUNK = 30, 10, 1_000_000
 MOST_CANDIDATES = 10_000_000
@@ -64,7 +65,8 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
         if "loop" in wanted:
             from benchmarks.scale_loop import against_bare_loops
 
-            yield from against_bare_loops(folder, queries=300 if quick else 3_000)
+            dataset = _prepared(folder, 50_000 if quick else 3_000_000)
+            yield from against_bare_loops(folder, 300 if quick else 10_000, dataset)
         if "ray" in wanted:
             from benchmarks.scale_ray import against_one_process
 
@@ -110,9 +112,7 @@ def _rows(folder: Path, sizes: tuple[int, int]) -> Iterator[Bar]:
 
 def _trees(folder: Path, rows: int) -> Iterator[Bar]:
     """Trees as click model and as ranker, on a log of which they can hold only a part."""
-    log, prepared, config, told = (folder / name for name in ("trees-log", "trees-data", "trees.toml", "trees.json"))
-    urank.prepare(urank.read(str(write_log(log, rows))), prepared)
-    shutil.rmtree(log)
+    prepared, config, told = _prepared(folder, rows).folder, folder / "trees.toml", folder / "trees.json"
     config.write_text(TREES_CONFIG, encoding="utf-8")
     command = ("-m", "urank", "train", prepared, "-o", folder / "trees", "--config", config, "--no-onnx")
     megabytes, seconds = peak_memory(*command, "--click-model", "gbdt", "--memory", MEMORY, "--json", output=told)
@@ -123,6 +123,14 @@ def _trees(folder: Path, rows: int) -> Iterator[Bar]:
     yield Bar(f"trees, {rows:,} rows: time", seconds, "s", part="trees")
     learned = found["rounds"]["scorer"][0]["rows"] / (0.8 * rows)
     yield Bar(f"trees, {rows:,} rows: share of them that the ranker's trees learned from", learned, "", part="trees")
+
+
+def _prepared(folder: Path, rows: int) -> Dataset:
+    """A log of so many impressions, prepared."""
+    log, prepared = write_log(folder / f"written-{rows}", rows), folder / f"prepared-{rows}"
+    urank.prepare(urank.read(str(log)), prepared)
+    shutil.rmtree(log)
+    return Dataset(prepared)
 
 
 def _costs(rounds: dict[str, list[dict[str, float]]]) -> dict[str, float]:

@@ -361,7 +361,6 @@ def test_fewer_lists_than_workers_are_refused(told: list[dict[str, Any]]) -> Non
     assert [each["too few"] for each in told] == [reason, reason]  # by all alike: none is left waiting
 
 
-
 def test_batches_of_the_workers_are_parts_of_one_whole(told: list[dict[str, Any]], folder: Path) -> None:
     dataset = Dataset(folder / "many")
     assert len(dataset.groups("train")) > 5

@@ -316,7 +316,7 @@ def test_chunks_of_rows_change_nothing(
 ) -> None:
     model = models["values"]
     expected = model.score(rows, rows["value"].to_numpy())
-    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(module, "chunk_rows", lambda _: 7)
     np.testing.assert_allclose(model.score(rows, rows["value"].to_numpy()), expected, rtol=1e-5, atol=1e-5)
     nothing = Inputs(np.zeros((0, 6), np.float32), np.zeros((0, 1), np.int64))
     assert model.score(nothing, np.zeros(0)).shape == (0,)

@@ -16,10 +16,9 @@ from urank.clicks.calibration import Calibration, apply
 from urank.clicks.heads import Family, Head
 from urank.features import Featurizer, Inputs
 from urank.log.lists import at_positions
+from urank.networks import chunk_rows
 
 __all__ = ["ClickModel", "Member", "NetworkClicks", "log_mean_exp"]
-
-CHUNK_ROWS = 65_536
 
 
 class Member(Protocol):
@@ -48,12 +47,11 @@ class NetworkClicks:
         device = next(self.network.parameters()).device
         table = np.empty((len(inputs), self.network.positions), dtype=np.float32)
         with torch.inference_mode():
-            for start in range(0, len(inputs), CHUNK_ROWS):
-                rows = inputs[start : start + CHUNK_ROWS]
+            step = chunk_rows(device)
+            for start in range(0, len(inputs), step):
+                rows = inputs[start : start + step]
                 numeric, categorical = torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical)
-                table[start : start + CHUNK_ROWS] = (
-                    self.network(numeric.to(device), categorical.to(device)).cpu().numpy()
-                )
+                table[start : start + step] = self.network(numeric.to(device), categorical.to(device)).cpu().numpy()
         return table
 
 

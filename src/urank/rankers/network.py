@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from urank.features import Featurizer, Inputs, Numeric, own_items
 from urank.log.dataset import Dataset
 from urank.log.lists import where_items
-from urank.networks import Backbone, FeatureLayer, build_backbone
+from urank.networks import Backbone, FeatureLayer, build_backbone, chunk_rows
 from urank.stream import Batch
 
 __all__ = ["NetworkScorer", "ScoreNetwork", "pad_tensor", "value_feature"]
-
-CHUNK_ROWS = 65_536
 
 
 class ScoreNetwork(nn.Module):
@@ -77,8 +75,9 @@ class NetworkScorer:
         device = next(self.network.parameters()).device
         scores = np.empty(len(inputs), dtype=np.float32)
         with torch.inference_mode():
-            for start in range(0, len(inputs), CHUNK_ROWS):
-                rows = slice(start, start + CHUNK_ROWS)
+            step = chunk_rows(device)
+            for start in range(0, len(inputs), step):
+                rows = slice(start, start + step)
                 # A column of Arrow or Polars is read-only, of which torch would warn.
                 parts = (inputs.numeric[rows], inputs.categorical[rows], np.require(value[rows], requirements="W"))
                 scores[rows] = self.network(*(torch.from_numpy(part).to(device) for part in parts)).cpu().numpy()

@@ -28,10 +28,6 @@ __all__ = ["RankingModel", "Scorer"]
 
 # What ranking takes for each position of a candidate: the table, its weights, and these again as padded lists.
 _WORK_BYTES = 64
-# What a row of a network's layers takes must fit the cache of a core many times over: with 30 features, 2,048 rows at a
-# time take 0.8 µs a row, 65,536 take 1.4.
-_CHUNK_ROWS = 2_048
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -203,10 +199,10 @@ class RankingModel:
         value = frame["value"].to_numpy() if "value" in frame.columns else None
         score = table = None  # what the order needs is computed for all rows, the rest for those that are kept
         if method == "score":
-            score = self._scores(inputs, value)
+            score = self.score(inputs, value)
             position = positions_in_lists(score, offsets)
         else:
-            table = self._table(inputs)
+            table = self.log_ctr(inputs)
             position = positions_in_lists(worth(table, value, method), offsets)
         if guard is not None:
             if "position" not in frame.columns:
@@ -216,7 +212,7 @@ class RankingModel:
         columns: dict[str, Any] = {"position": pl.Series(position[rows], dtype=pl.Int32)}
         if self.scorer is not None:
             few = None if value is None else value[rows]
-            columns["score"] = self._scores(inputs[rows], few) if score is None else score[rows]
+            columns["score"] = self.score(inputs[rows], few) if score is None else score[rows]
         columns |= self._earned(inputs, value, position, rows, table)
         ids = [name for name in IDS if name in frame.columns]
         return frame.select(ids)[rows].with_columns(**columns)
@@ -232,22 +228,12 @@ class RankingModel:
         """The columns `click` and `utility` of these rows; without a table, it is computed for those with a place."""
         placed = np.flatnonzero(position[rows] <= self.clicks.positions)
         chosen = rows[placed]
-        known = self._table(inputs[chosen]) if table is None else table[chosen]
+        known = self.log_ctr(inputs[chosen]) if table is None else table[chosen]
         click = np.exp(at_positions(known, position[chosen]))
         utility = np.zeros(len(rows), dtype=np.float32)
         utility[placed] = click if value is None else click * value[chosen]
         nothing = pl.Series([None], dtype=pl.Float32).new_from_index(0, len(rows))
         return {"click": nothing.scatter(placed, click), "utility": utility}
-
-    def _scores(self, inputs: Inputs, value: NDArray[Any] | None) -> NDArray[np.float32]:
-        """The scores `[rows]`, some rows at a time."""
-        parts = [self.score(inputs[rows], None if value is None else value[rows]) for rows in _chunks(len(inputs))]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
-
-    def _table(self, inputs: Inputs) -> NDArray[np.float32]:
-        """The click table `[rows, K]`, some rows at a time."""
-        parts = [self.log_ctr(inputs[rows]) for rows in _chunks(len(inputs))]
-        return np.concatenate(parts) if parts else np.empty((0, self.clicks.positions), dtype=np.float32)
 
     def _check(self, method: str) -> None:
         if method not in self.methods:
@@ -260,10 +246,6 @@ def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
         return None
     names = items.columns if isinstance(items, pl.DataFrame) else items.column_names
     return np.asarray(items["value"].to_numpy()) if "value" in names else None
-
-
-def _chunks(rows: int) -> list[slice]:
-    return [slice(start, start + _CHUNK_ROWS) for start in range(0, rows, _CHUNK_ROWS)]
 
 
 def _best_first(position: NDArray[np.int64], offsets: NDArray[np.int64], top: int | None) -> NDArray[np.int64]:
