@@ -1,7 +1,8 @@
 """`urank rank`: Parquet in and Parquet out, against bare ONNX Runtime on arrays in memory, and how memory grows.
 
 The peer runs the graphs of the same artifact, with as many threads as there are cores, on rows that are in memory and
-encoded already, and throws away what comes out. It neither reads, checks, sorts, matches nor writes.
+encoded already, and throws away what comes out. It neither reads, checks, sorts, matches nor writes. The goal is held
+against both graphs, since what is written holds the answers of both; what decides the order alone is told beside it.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def _against_peers(
     )
     goal = None if quick else GOAL  # too few rows to be worth the start
     words = {"scorer": "the scorer", "clicks": "the click model"}[alone]
-    yield Bar(f"{label}: against ONNX Runtime on {words}", one / seconds, "times", at_least=goal, part=method.value)
-    yield Bar(f"{label}: against ONNX Runtime on scorer and click model", both / seconds, "times", part=method.value)
+    graphs_named = f"{label}: against ONNX Runtime on scorer and click model, whose answers are written"
+    yield Bar(graphs_named, both / seconds, "times", at_least=goal, part=method.value)
+    yield Bar(f"{label}: against ONNX Runtime on {words} alone", one / seconds, "times", part=method.value)
     yield Bar(f"{label}: speed", len(numeric) / seconds / 1e6, "million rows/s", part=method.value)
     yield Bar(f"{label}: ONNX Runtime on {words}", len(numeric) / one / 1e6, "million rows/s", part=method.value)
     whole, start = _processes(folder, model, candidates, method)

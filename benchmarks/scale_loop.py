@@ -51,7 +51,7 @@ def _ranker(dataset: Dataset) -> Iterator[Bar]:
         Stream(dataset, split, model.featurizer, batch_lists=config.training.batch_lists, cache_bytes=0, table=table)
         for split in ("train", "valid")
     )
-    batches = list(train.batches())
+    batches = list(train.batches(shuffle=(0, 0)))  # as ours meet them
     valid.groups = valid.groups[:0]  # that it is judged is not part of what is compared
 
     def ours() -> None:

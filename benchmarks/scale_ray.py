@@ -8,18 +8,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from benchmarks.harness import Bar
 from benchmarks.simulated import simulated
 from urank.api import fit_model
 from urank.clicks.config import ClickConfig
+from urank.clicks.model import ClickModel
 from urank.log.dataset import Dataset
+from urank.model import load_model
 from urank.rankers.config import UrankConfig
-from urank.rankers.urank import RankerConfig
+from urank.rankers.network import NetworkScorer
+from urank.rankers.ranking import RankingModel
+from urank.rankers.urank import RankerConfig, estimated_utility
 from urank.scale.cluster import Cluster
 from urank.scale.train import Trained, train_on_ray
 from urank.simulate.config import SimulationConfig
+from urank.stream import Stream
 from urank.training import TrainingConfig
 
 WORKERS = 2
@@ -32,15 +38,22 @@ def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
     clicks = ClickConfig(families=("monotone",), training=training)
     config = UrankConfig(clicks=clicks, scorer=RankerConfig(training=training), method="score")
     start = time.perf_counter()
-    alone = fit_model(dataset, config).rounds
-    alone_seconds = time.perf_counter() - start
+    fit = fit_model(dataset, config)
+    alone, alone_seconds = fit.rounds, time.perf_counter() - start
     start = time.perf_counter()
-    together = _on_ray(dataset, config).rounds
-    seconds = time.perf_counter() - start
+    trained = _on_ray(dataset, config)
+    together, seconds = trained.rounds, time.perf_counter() - start
     for name in alone:
-        one, many = (min(each["valid"] for each in rounds[name]) for rounds in (alone, together))
-        words = f"{WORKERS} workers, {name.partition('-')[0]}: held-out loss against that of one process"
-        yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")
+        if name != "scorer":
+            one, many = (min(each["valid"] for each in rounds[name]) for rounds in (alone, together))
+            words = f"{WORKERS} workers, {name.partition('-')[0]}: held-out loss against that of one process"
+            yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")
+    with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
+        trained.save(Path(name) / "model")
+        scorers = [fit.model, load_model(Path(name) / "model")]
+    one, many = (_utility(dataset, fit.clicks.model, model, config) for model in scorers)
+    words = f"{WORKERS} workers, scorer: held-out utility, by one click table, against that of one process"
+    yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")
     slower = seconds / alone_seconds
     yield Bar(f"{WORKERS} workers: time against one process, start included", slower, "times", part="ray")
     killer = _Killer()
@@ -55,6 +68,14 @@ def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
         for name in together
     )
     yield Bar("its held-out losses against those without a loss", worst, "share apart", at_most=0.005, part="ray")
+
+
+def _utility(dataset: Dataset, clicks: ClickModel, model: RankingModel, config: UrankConfig) -> float:
+    """What the order of a scorer earns on valid. Each training judges its scorer by its own click model, so that what
+    they say themselves cannot be compared."""
+    stream = Stream(dataset, "valid", clicks.featurizer, table=lambda inputs: np.exp(clicks.log_ctr(inputs)))
+    assert isinstance(model.scorer, NetworkScorer)  # noqa: S101 - as configured
+    return estimated_utility(model.scorer.network, stream, config.scorer.objective)
 
 
 def _on_ray(dataset: Dataset, config: UrankConfig) -> Trained:

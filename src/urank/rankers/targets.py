@@ -37,7 +37,7 @@ __all__ = [
 
 CHUNK_ROWS = 2**13
 """Rows that are worked on at once, padding included: enough to be worth the calls, few enough for the cache."""
-CHUNK_PADDING = 2**9
+CHUNK_PADDING = 400
 """Most of these that may be padding; about as many rows as could be worked on while another chunk is begun."""
 
 
