@@ -26,7 +26,6 @@ from urank.scale.cluster import Cluster
 from urank.scale.train import Trained, train_on_ray
 from urank.simulate.config import SimulationConfig
 from urank.stream import Stream
-from urank.training import TrainingConfig
 
 WORKERS = 2
 
@@ -34,9 +33,7 @@ WORKERS = 2
 def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
     """The held-out losses of both, and what a lost worker costs."""
     dataset = simulated(folder / "ray", SimulationConfig(queries=queries))
-    training = TrainingConfig(epochs=6, patience=6)
-    clicks = ClickConfig(families=("monotone",), training=training)
-    config = UrankConfig(clicks=clicks, scorer=RankerConfig(training=training), method="score")
+    config = UrankConfig(clicks=ClickConfig(families=("monotone",)), scorer=RankerConfig(), method="score")
     start = time.perf_counter()
     fit = fit_model(dataset, config)
     alone, alone_seconds = fit.rounds, time.perf_counter() - start

@@ -41,7 +41,7 @@ Address = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Of a running Ray cluster, as `auto` or `ray://head:10001`.",
+        help="Of a running Ray cluster, as `auto` or `head:6379`.",
         show_default="a cluster on this machine",
         rich_help_panel=_PANEL,
     ),

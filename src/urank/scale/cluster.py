@@ -25,7 +25,7 @@ class Cluster:
 
     Attributes:
         workers: how many processes learn together, or how many tasks run at once.
-        address: of a running cluster, as `auto` or `ray://head:10001`; none for one on this machine.
+        address: of a running cluster, as `auto` or `head:6379`; none for one on this machine.
         failures: how often lost workers are replaced before a job is given up.
     """
 
@@ -57,6 +57,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
     try:
         if cluster.address is None:
             ray.init(
+                "local",  # not one that happens to run here
                 num_cpus=max(cluster.workers, os.cpu_count() or 1),
                 include_dashboard=False,
                 log_to_driver=False,

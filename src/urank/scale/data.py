@@ -48,11 +48,12 @@ def by_group(
 
     ray.data.DataContext.get_current().enable_progress_bars = False
     try:
-        items = ray.data.from_items([{"source": source} for source in sources])
-        pool, told = ray.data.TaskPoolStrategy(size=workers), dict(settings)
-        rows = items.map_batches(read, fn_kwargs=told, batch_size=1, compute=pool)
+        items = ray.data.from_items([{"source": each} for each in sources], override_num_blocks=len(sources))
+        readers, doers = (ray.data.TaskPoolStrategy(size=min(workers, tasks)) for tasks in (len(sources), groups))
+        rows = items.map_batches(read, fn_kwargs=dict(settings), batch_size=1, compute=readers)
         gathered = rows.groupby(GROUP, num_partitions=groups)
-        yield from gathered.map_groups(work, fn_kwargs=told, batch_format="pyarrow", compute=pool).iter_rows()
+        done = gathered.map_groups(work, fn_kwargs=dict(settings), batch_format="pyarrow", compute=doers)
+        yield from done.iter_rows()
     except ray.exceptions.RayError as error:
         raise source_error(error) from error
 
