@@ -5,27 +5,26 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import psutil
 
 from benchmarks.harness import Bar
 from benchmarks.simulated import simulated
 from urank.api import fit_model
 from urank.clicks.config import ClickConfig
-from urank.clicks.model import ClickModel
 from urank.log.dataset import Dataset
-from urank.model import load_model
+from urank.model import save_model
+from urank.progress import Report
 from urank.rankers.config import UrankConfig
-from urank.rankers.network import NetworkScorer
-from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import RankerConfig, estimated_utility
+from urank.rankers.urank import RankerConfig, fit_urank
 from urank.scale.cluster import Cluster
+from urank.scale.crew import run_together
+from urank.scale.model_files import model_files, model_from_files
 from urank.scale.train import Trained, train_on_ray
 from urank.simulate.config import SimulationConfig
-from urank.stream import Stream
 
 WORKERS = 2
 
@@ -46,10 +45,11 @@ def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
             words = f"{WORKERS} workers, {name.partition('-')[0]}: held-out loss against that of one process"
             yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
-        trained.save(Path(name) / "model")
-        scorers = [fit.model, load_model(Path(name) / "model")]
-    one, many = (_utility(dataset, fit.clicks.model, model, config) for model in scorers)
-    words = f"{WORKERS} workers, scorer: held-out utility, by one click table, against that of one process"
+        save_model(fit.model, config, Path(name) / "model", onnx=False)
+        settings = {"files": model_files(Path(name) / "model"), "data": dataset.folder, "config": config.scorer}
+        many = run_together(_held_out_utility, settings, Cluster(WORKERS))
+    one = -min(each["valid"] for each in alone["scorer"])
+    words = f"{WORKERS} workers, scorer on one click model: held-out utility against that of one process"
     yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")
     slower = seconds / alone_seconds
     yield Bar(f"{WORKERS} workers: time against one process, start included", slower, "times", part="ray")
@@ -67,12 +67,11 @@ def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
     yield Bar("its held-out losses against those without a loss", worst, "share apart", at_most=0.005, part="ray")
 
 
-def _utility(dataset: Dataset, clicks: ClickModel, model: RankingModel, config: UrankConfig) -> float:
-    """What the order of a scorer earns on valid. Each training judges its scorer by its own click model, so that what
-    they say themselves cannot be compared."""
-    stream = Stream(dataset, "valid", clicks.featurizer, table=lambda inputs: np.exp(clicks.log_ctr(inputs)))
-    assert isinstance(model.scorer, NetworkScorer)  # noqa: S101 - as configured
-    return estimated_utility(model.scorer.network, stream, config.scorer.objective)
+def _held_out_utility(settings: Mapping[str, Any], report: Report) -> float:
+    """Of a scorer that workers train on a click model that is given; by that model, as one process judges its own."""
+    clicks = model_from_files(settings["files"]).clicks
+    _, history = fit_urank(Dataset(settings["data"]), clicks, settings["config"], report=report)
+    return -history.best
 
 
 def _on_ray(dataset: Dataset, config: UrankConfig) -> Trained:
