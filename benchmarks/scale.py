@@ -59,7 +59,7 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory(prefix="urank-scale-", dir=os.environ.get("URANK_BENCHMARK_DIR")) as name:
         folder = Path(name)
         if "rows" in wanted:
-            yield from _rows(folder, (20_000, 200_000) if quick else (1_000_000, 100_000_000))
+            yield from at_two_sizes(folder, (20_000, 200_000) if quick else (1_000_000, 100_000_000))
         if "trees" in wanted:
             yield from _trees(folder, 50_000 if quick else 25_000_000)
         if "loop" in wanted:
@@ -73,7 +73,7 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
             yield from against_one_process(folder, queries=300 if quick else 3_000)
 
 
-def _rows(folder: Path, sizes: tuple[int, int]) -> Iterator[Bar]:
+def at_two_sizes(folder: Path, sizes: tuple[int, int]) -> Iterator[Bar]:
     """Prepare, train, evaluate and rank two logs, one a hundred times the other."""
     limit = float(MEMORY.removesuffix("GB")) * 1e9 / 2**20
     costs: dict[str, list[float]] = {}

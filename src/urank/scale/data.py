@@ -11,10 +11,13 @@ import pyarrow as pa
 
 from urank.errors import ConfigError, DataError, UrankError
 
-__all__ = ["GROUP", "by_group", "refuse_lost_files", "source_error"]
+__all__ = ["GROUP", "PACKED", "by_group", "refuse_lost_files"]
 
 GROUP = "__group"
 """The column that says which rows belong together."""
+
+PACKED = 4
+"""Rows in memory take about so many times what they take in Parquet files."""
 
 _REFUSAL = re.compile(r"urank\.errors\.(ConfigError|DataError): (.+)")
 
@@ -55,7 +58,7 @@ def by_group(
         done = gathered.map_groups(work, fn_kwargs=dict(settings), batch_format="pyarrow", compute=doers)
         yield from done.iter_rows()
     except ray.exceptions.RayError as error:
-        raise source_error(error) from error
+        raise _refusal(error) from error
 
 
 def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
@@ -67,7 +70,7 @@ def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
         )
 
 
-def source_error(error: BaseException) -> BaseException:
+def _refusal(error: BaseException) -> BaseException:
     """The refusal that a task of Ray met with, if it was one; otherwise the error as it is."""
     cause: BaseException | None = error
     while cause is not None:

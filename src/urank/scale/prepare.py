@@ -22,13 +22,11 @@ from urank.log.write import SplitWriter
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.progress import Report, silent
 from urank.scale.cluster import Cluster, connected
-from urank.scale.data import GROUP, by_group, refuse_lost_files
+from urank.scale.data import GROUP, PACKED, by_group, refuse_lost_files
 
 __all__ = ["prepare_on_ray"]
 
 LEAST_BUCKETS = 8
-PACKED = 4
-"""Rows in memory take about so many times what they take in Parquet files."""
 
 
 def prepare_on_ray(

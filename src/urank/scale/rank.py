@@ -23,13 +23,11 @@ from urank.rankers.guardrail import Guard
 from urank.rankers.order import Method
 from urank.rankers.ranking import RankingModel
 from urank.scale.cluster import Cluster, connected
-from urank.scale.data import GROUP, by_group, refuse_lost_files
+from urank.scale.data import GROUP, PACKED, by_group, refuse_lost_files
 from urank.scale.model_files import model_files, model_from_files
 
 __all__ = ["rank_on_ray"]
 
-PACKED = 4
-"""Rows in memory take about so many times what they take in Parquet files."""
 BATCH_ROWS = 65_536
 
 
