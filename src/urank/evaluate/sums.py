@@ -21,7 +21,7 @@ TERMS, TERMS_BY_PROPENSITY = 11, 15
 
 
 def query_bytes(policies: int, places: int, *, propensity: bool) -> int:
-    """What an evaluation takes for a query: its sums, and as much again while they are joined and values made of them."""
+    """What an evaluation takes for a query: its sums, and as much again while they are joined and made into values."""
     return 2 * 8 * (TERMS_BY_PROPENSITY if propensity else TERMS) * policies * places
 
 
