@@ -6,7 +6,7 @@ PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint pictures bench clean
+.PHONY: help install demo test lint pictures house bench clean
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -39,6 +39,9 @@ test: lint  ## lint, then every test and doctest
 
 pictures: demo  ## draw the pictures of the README again
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
+
+house: $(VENV)/.installed  ## measure the state of the code: size, names, repetition, modules on each path, start-up
+	$(BIN)/python -m benchmarks.house
 
 $(VENV)/.installed-bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

@@ -2,7 +2,8 @@
 
 Exit code 1 when a bar falls short. Results, with versions and machine, go to `benchmarks/results/NAME.json`, and a plot
 of them to `docs/images/benchmark-NAME.png`; those of a quick run, which is there to see that a benchmark works, are not
-kept. `python -m benchmarks docs` writes `docs/benchmarks.md` from all results that are there, and draws them again.
+kept. `python -m benchmarks house` measures the state of the code instead, and keeps nothing. `python -m benchmarks
+docs` writes `docs/benchmarks.md` from all results that are there, and draws them again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NAMES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=(*NAMES, "docs"))
+    parser.add_argument("name", choices=(*NAMES, "house", "docs"))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; results are not kept")
     parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
     parser.add_argument("--only", action="append", default=[], metavar="PART", help="only this part, if it has parts")
@@ -46,6 +47,10 @@ def main() -> int:
 
         write_docs()
         return 0
+    if arguments.name == "house":
+        from benchmarks.house import report
+
+        return report(as_json=arguments.json)
     bars, results = measured(arguments.name, quick=arguments.quick, only=arguments.only)
     _keep(results, arguments.only)
     if arguments.json:

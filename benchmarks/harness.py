@@ -161,5 +161,6 @@ def write_results(
 def show(bars: list[Bar]) -> None:
     table = Table("name", "value", "unit", "goal", "holds", box=None, header_style="bold")
     for bar in bars:
-        table.add_row(bar.name, f"{bar.value:.3g}", bar.unit, bar.goal, "yes" if bar.holds else "NO")
+        value = f"{bar.value:,.0f}" if abs(bar.value) >= 1_000 else f"{bar.value:.3g}"
+        table.add_row(bar.name, value, bar.unit, bar.goal, "yes" if bar.holds else "NO")
     Console().print(table)
