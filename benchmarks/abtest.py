@@ -22,10 +22,9 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.harness import Bar, median_seconds
-from urank.abtest.analysis import analyse
+from urank.abtest.analysis import Result, analyse
 from urank.abtest.exposures import Exposures, read_exposures
-from urank.abtest.results import Result
-from urank.simulate.visits import impressions_of, simulate_visits
+from urank.lab.visits import impressions_of, simulate_visits
 
 BEFORE, DAYS = 7, 14
 USERS = 4_000

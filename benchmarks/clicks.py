@@ -25,17 +25,16 @@ import urank
 from benchmarks.harness import REAL_DATA, Bar, median_seconds, peak_memory
 from benchmarks.log import write_log
 from benchmarks.simulated import simulated
-from urank.clicks.config import ClickConfig, ClickFamily
-from urank.clicks.fit import Fit, fit_clicks, predictions
-from urank.clicks.gbdt import GbdtConfig
-from urank.clicks.heads import build_network, click_loss
-from urank.clicks.truth import oracle_predictions, read_truth
-from urank.evaluate.quality import quality
-from urank.features import Featurizer
+from urank.clicks.families import build_network, click_loss
+from urank.clicks.fitting import ClickConfig, ClickFamily, Fit, fit_clicks, predictions
+from urank.clicks.trees import GbdtConfig
+from urank.evaluation.click_quality import quality
+from urank.lab.letor_simulation import SimulationConfig
+from urank.lab.truth import oracle_predictions, read_truth
+from urank.learning.batches import Batch, Stream
+from urank.learning.features import Featurizer
+from urank.learning.training import TrainingConfig, seeded, train
 from urank.log.dataset import Dataset
-from urank.simulate.config import SimulationConfig
-from urank.stream import Batch, Stream
-from urank.training import TrainingConfig, seeded, train
 
 FAMILIES: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector", "position", "gbdt")
 console = Console(stderr=True)

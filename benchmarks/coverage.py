@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 import urank
 from benchmarks.harness import Bar
-from urank.clicks.config import ClickConfig, ClickFamily
-from urank.clicks.truth import true_table
-from urank.evaluate.compare import Evaluation, evaluate_policies
-from urank.evaluate.crossfit import CrossfitConfig
+from urank.clicks.fitting import ClickConfig, ClickFamily
+from urank.evaluation.cross_fitting import CrossfitConfig
+from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.lab.oracle import User
+from urank.lab.truth import true_table
 from urank.log.dataset import Block, Dataset
-from urank.log.lists import pad, positions_by_score, where_items
-from urank.log.split import SPLITS
-from urank.rankers.policies import Random
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
-from urank.simulate.oracle import User
+from urank.log.ragged import pad, positions_by_score, where_items
+from urank.log.splits import SPLITS
+from urank.ranking.policies import Random
 
 QUERIES = 400
 

@@ -34,18 +34,17 @@ from benchmarks.peer_runs import peers_python, run_peer, write_arrays
 from benchmarks.peers import all_peers, rows_of
 from benchmarks.simulated import simulated
 from benchmarks.truth import Candidates
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.clicks.model import ClickModel
-from urank.features import Inputs, fit_featurizer
+from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.lab.letor_simulation import SimulationConfig
+from urank.learning.features import Inputs, fit_featurizer
+from urank.learning.lightgbm_data import matrix
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.log.lists import offsets_of_runs, pad, where_items
-from urank.matching import match
-from urank.rankers.gbdt import TreesConfig, fit_trees
-from urank.rankers.urank import RankerConfig, fit_urank
-from urank.simulate.config import SimulationConfig
-from urank.training import TrainingConfig
-from urank.trees import matrix
+from urank.log.ragged import offsets_of_runs, pad, where_items
+from urank.ranking.matching import match
+from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.urank_trees import TreesConfig, fit_trees
 
 THREADS = 2
 """Of everyone; a quick run has one, as it may be run beside other work."""

@@ -31,14 +31,13 @@ from rich.console import Console
 
 import urank
 from benchmarks.harness import Bar, Figure, median_seconds
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.features import Inputs, fit_featurizer
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.learning.batches import Stream, train_and_valid
+from urank.learning.features import Inputs, fit_featurizer
+from urank.learning.training import TrainingConfig, seeded
 from urank.log.dataset import Dataset
-from urank.rankers.gbdt import TreesConfig, grow_by_swaps
-from urank.rankers.urank import RankerConfig, build_scorer, fit_by_swaps
-from urank.stream import Stream, train_and_valid
-from urank.training import TrainingConfig, seeded
+from urank.ranking.urank_network import RankerConfig, build_scorer, fit_by_swaps
+from urank.ranking.urank_trees import TreesConfig, grow_by_swaps
 
 TREES = 20
 REPEATS = 3

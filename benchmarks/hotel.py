@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 import urank
 from benchmarks.harness import Bar
 from benchmarks.peers import Score, lightgbm_ranker, rows_of
-from urank.api import fit_model, policies_of
-from urank.clicks.config import ClickConfig
-from urank.clicks.model import ClickModel
-from urank.evaluate.compare import evaluate_policies
+from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig
+from urank.evaluation.policy_evaluation import evaluate_policies
 from urank.log.dataset import Block, Dataset
-from urank.log.lists import pad, positions_by_score, where_items
-from urank.rankers.config import UrankConfig
+from urank.log.ragged import pad, positions_by_score, where_items
+from urank.pipeline import fit_model, policies_of
+from urank.ranking.settings import UrankConfig
 
 NAMES = {"query_id": "srch_id", "item_id": "prop_id", "policy": "random_bool"}
 DROP = ["gross_bookings_usd", "date_time"]

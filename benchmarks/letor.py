@@ -23,18 +23,17 @@ from sklearn.svm import LinearSVC
 
 import urank
 from benchmarks.harness import REAL_DATA, Bar
-from urank.evaluate.metrics import ndcg_metric
-from urank.features import Featurizer, Inputs, fit_featurizer
+from urank.evaluation.ranking_metrics import ndcg_metric
+from urank.learning.features import Featurizer, Inputs, fit_featurizer
+from urank.learning.networks import FeatureLayer
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.log.letor import Letor, read_letor
-from urank.log.lists import list_ids, pad, positions_by_score, where_items
-from urank.networks import FeatureLayer
-from urank.rankers.gbdt import TreesConfig
-from urank.rankers.lambdarank import fit_lambdarank, fit_lambdarank_trees
-from urank.rankers.ranksvm import RankSvmConfig, fit_ranksvm
-from urank.rankers.targets import LabelGain
-from urank.rankers.urank import RankerConfig
-from urank.training import TrainingConfig
+from urank.log.ragged import list_ids, pad, positions_by_score, where_items
+from urank.log.svmlight import Letor, read_letor
+from urank.ranking.baselines import RankSvmConfig, fit_lambdarank, fit_lambdarank_trees, fit_ranksvm
+from urank.ranking.objectives import LabelGain
+from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_trees import TreesConfig
 
 DATA = REAL_DATA / "mq2008"
 FOLDS = 5

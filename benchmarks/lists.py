@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 
 import urank
 from benchmarks.harness import Bar, median_seconds, peak_memory
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.clicks.model import ClickModel
+from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.learning.batches import Stream
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.log.lists import where_items
-from urank.rankers.gbdt import TreesConfig, fit_trees
-from urank.rankers.targets import by_length
-from urank.rankers.urank import RankerConfig, fit_urank
-from urank.stream import Stream
-from urank.training import TrainingConfig
+from urank.log.ragged import where_items
+from urank.ranking.objectives import by_length
+from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.urank_trees import TreesConfig, fit_trees
 
 SHORT, LONG, SHOWN, FEATURES = 100, 1_000, 20, 30
 PARTS = ("network", "trees", "memory", "padding")

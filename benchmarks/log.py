@@ -15,9 +15,8 @@ from sklearn.datasets import load_svmlight_file
 
 import urank
 from benchmarks.harness import Bar, median_seconds, peak_memory
-from urank.log.letor import read_letor
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate, write_simulation
+from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
+from urank.log.svmlight import read_letor
 
 FEATURES = 30
 

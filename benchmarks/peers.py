@@ -16,11 +16,11 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from urank.features import Featurizer, Inputs
+from urank.learning.batches import Stream
+from urank.learning.features import Featurizer, Inputs
+from urank.learning.lightgbm_data import matrix
 from urank.log.dataset import Dataset
-from urank.log.lists import list_ids
-from urank.stream import Stream
-from urank.trees import matrix
+from urank.log.ragged import list_ids
 
 TREES, PATIENCE, RATE, LEAVES, LEAST = 300, 20, 0.1, 31, 50
 

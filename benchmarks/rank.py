@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, median_seconds, peak_memory
-from urank.cli.rank import Method, rank_command
+from urank.cli.rank import MethodName, rank_command
 from urank.memory import Memory
 
 FEATURES = tuple(f"f{number}" for number in range(30))
@@ -37,14 +37,14 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
         folder = Path(name)
         model = write_model(folder / "model")
-        methods = [method for method in (Method.score, Method.match) if method.value in wanted]
+        methods = [method for method in (MethodName.score, MethodName.match) if method.value in wanted]
         if methods:
             yield from _speed(folder, model, methods, quick=quick)
         if "memory" in wanted:
             yield from _memory(folder, model, rows=50_000 if quick else 2_000_000)
 
 
-def _speed(folder: Path, model: Path, methods: Sequence[Method], *, quick: bool) -> Iterator[Bar]:
+def _speed(folder: Path, model: Path, methods: Sequence[MethodName], *, quick: bool) -> Iterator[Bar]:
     """Rows a second of the command in this process, and as a process of its own, beside those of the peer."""
     rows = 50_000 if quick else 2_000_000
     graphs = {name: _session(model / f"{name}.onnx") for name in ("scorer", "clicks")}
@@ -65,12 +65,12 @@ def _against_peers(
     candidates: Path,
     numeric: NDArray[np.float32],
     graphs: Graphs,
-    method: Method,
+    method: MethodName,
     length: int,
     *,
     quick: bool,
 ) -> Iterator[Bar]:
-    alone = "scorer" if method == Method.score else "clicks"
+    alone = "scorer" if method == MethodName.score else "clicks"
     label = f"{method.value}, {len(numeric):,} rows in lists of {length}"
     seconds, one, both = median_seconds(
         _command(folder, model, candidates, method),
@@ -98,7 +98,7 @@ def _memory(folder: Path, model: Path, rows: int) -> Iterator[Bar]:
     most = Memory.parse(MEMORY).total / 2**20
     for times in (1, 10):
         candidates = write_candidates(folder / "candidates.parquet", times * rows, LENGTHS[1])
-        for method in (Method.score, Method.match):
+        for method in (MethodName.score, MethodName.match):
             arguments = _arguments(folder, model, candidates, method)
             megabytes, _ = peak_memory("-m", "urank", *arguments, "--memory", MEMORY)
             name = f"{method.value}, {times * rows:,} rows: peak memory with --memory {MEMORY}"
@@ -106,13 +106,13 @@ def _memory(folder: Path, model: Path, rows: int) -> Iterator[Bar]:
         candidates.unlink()
 
 
-def _command(folder: Path, model: Path, candidates: Path, method: Method) -> Callable[[], None]:
+def _command(folder: Path, model: Path, candidates: Path, method: MethodName) -> Callable[[], None]:
     """The whole command in this process, the model read anew."""
     output = folder / "ranked.parquet"
     return lambda: rank_command(model, str(candidates), output, method=method, overwrite=True, quiet=True)
 
 
-def _processes(folder: Path, model: Path, candidates: Path, method: Method) -> tuple[float, float]:
+def _processes(folder: Path, model: Path, candidates: Path, method: MethodName) -> tuple[float, float]:
     """The seconds of the command as a process, and those of one that has a single list to rank."""
     few = write_candidates(folder / "few.parquet", LENGTHS[0], LENGTHS[0])
     _, start = peak_memory("-m", "urank", *_arguments(folder, model, few, method))
@@ -120,7 +120,7 @@ def _processes(folder: Path, model: Path, candidates: Path, method: Method) -> t
     return whole, start
 
 
-def _arguments(folder: Path, model: Path, candidates: Path, method: Method) -> list[object]:
+def _arguments(folder: Path, model: Path, candidates: Path, method: MethodName) -> list[object]:
     output = folder / "ranked.parquet"
     return ["rank", model, candidates, "-o", output, "--method", method.value, "--overwrite", "--quiet"]
 
@@ -147,14 +147,14 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     import torch  # slow to load
 
     from urank.clicks.calibration import Temperature
-    from urank.clicks.config import ClickConfig
-    from urank.clicks.heads import build_network
-    from urank.clicks.model import ClickModel, NetworkClicks
-    from urank.features import Featurizer, Numeric
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
-    from urank.rankers.network import NetworkScorer, ScoreNetwork
-    from urank.rankers.ranking import RankingModel
+    from urank.clicks.click_model import ClickModel, NetworkClicks
+    from urank.clicks.families import build_network
+    from urank.clicks.fitting import ClickConfig
+    from urank.learning.features import Featurizer, Numeric
+    from urank.model_io import save_model
+    from urank.ranking.ranking_model import RankingModel
+    from urank.ranking.settings import UrankConfig
+    from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
     featurizer = Featurizer(tuple(Numeric(name, 0.0, 1.0, missing=False) for name in FEATURES), ())
     with torch.random.fork_rng():

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from benchmarks.clicks import throughput
 from benchmarks.harness import Bar, median_seconds
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.features import Inputs
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.learning.batches import Stream
+from urank.learning.features import Inputs
+from urank.learning.training import TrainingConfig, seeded
 from urank.log.dataset import Dataset
-from urank.rankers.network import ScoreNetwork
-from urank.rankers.urank import RankerConfig, build_scorer, fit_by_swaps, mean_swap_loss
-from urank.stream import Stream
-from urank.training import TrainingConfig, seeded
+from urank.ranking.urank_network import RankerConfig, ScoreNetwork, build_scorer, fit_by_swaps, mean_swap_loss
 
 GOAL = 0.7
 

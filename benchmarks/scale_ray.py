@@ -13,18 +13,17 @@ import psutil
 
 from benchmarks.harness import Bar
 from benchmarks.simulated import simulated
-from urank.api import fit_model
-from urank.clicks.config import ClickConfig
+from urank.clicks.fitting import ClickConfig
+from urank.lab.letor_simulation import SimulationConfig
 from urank.log.dataset import Dataset
-from urank.model import save_model
+from urank.model_io import save_model
+from urank.pipeline import fit_model
 from urank.progress import Report
-from urank.rankers.config import UrankConfig
-from urank.rankers.urank import RankerConfig, fit_urank
-from urank.scale.cluster import Cluster
-from urank.scale.crew import run_together
-from urank.scale.model_files import model_files, model_from_files
-from urank.scale.train import Trained, train_on_ray
-from urank.simulate.config import SimulationConfig
+from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ray.cluster import Cluster
+from urank.ray.jobs import Trained, model_files, model_from_files, train_on_ray
+from urank.ray.workers import run_on_workers
 
 WORKERS = 2
 
@@ -47,7 +46,7 @@ def against_one_process(folder: Path, queries: int) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
         save_model(fit.model, config, Path(name) / "model", onnx=False)
         settings = {"files": model_files(Path(name) / "model"), "data": dataset.folder, "config": config.scorer}
-        many = run_together(_held_out_utility, settings, Cluster(WORKERS))
+        many = run_on_workers(_held_out_utility, settings, Cluster(WORKERS))
     one = -min(each["valid"] for each in alone["scorer"])
     words = f"{WORKERS} workers, scorer on one click model: held-out utility against that of one process"
     yield Bar(words, abs(many / one - 1), "share apart", at_most=0.005, part="ray")

@@ -21,9 +21,8 @@ from benchmarks.harness import Bar
 from benchmarks.serve_load import Connection
 from benchmarks.serve_setup import post, rank_requests, urank_server
 from urank.errors import UrankError
-from urank.serve.compact import LOCK
-from urank.serve.records import decode
-from urank.serve.segments import read_segment
+from urank.serve.feedback_export import LOCK
+from urank.serve.feedback_store import decode, read_segment
 
 CONNECTIONS = 4
 CANDIDATES = 20

@@ -65,8 +65,8 @@ def _peer(kind: str) -> None:
     import uvicorn
     from fastapi import FastAPI, Request
 
-    from urank.serve.bodies import NumericFeatures, RankQuery
-    from urank.serve.workers import open_socket
+    from urank.serve.processes import open_socket
+    from urank.serve.schemas import NumericFeatures, RankQuery
 
     app = FastAPI()
     query_type = RankQuery[NumericFeatures]

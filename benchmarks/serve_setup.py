@@ -34,14 +34,14 @@ def write_served_model(folder: Path, *, seed: int = 0) -> Path:
     import torch  # slow to load, and not needed by what only asks a server
 
     from urank.clicks.calibration import Temperature
-    from urank.clicks.config import ClickConfig
-    from urank.clicks.heads import build_network
-    from urank.clicks.model import ClickModel, NetworkClicks
-    from urank.features import Featurizer, Numeric
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
-    from urank.rankers.network import NetworkScorer, ScoreNetwork
-    from urank.rankers.ranking import RankingModel
+    from urank.clicks.click_model import ClickModel, NetworkClicks
+    from urank.clicks.families import build_network
+    from urank.clicks.fitting import ClickConfig
+    from urank.learning.features import Featurizer, Numeric
+    from urank.model_io import save_model
+    from urank.ranking.ranking_model import RankingModel
+    from urank.ranking.settings import UrankConfig
+    from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
     featurizer = Featurizer(tuple(Numeric(name, 1.0, 1.0, missing=False) for name in FEATURES), ())
     with torch.random.fork_rng():

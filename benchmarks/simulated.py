@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import urank
+from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
 from urank.log.dataset import Dataset
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate, write_simulation
 
 
 def simulated(folder: Path, config: SimulationConfig) -> Dataset:

@@ -13,14 +13,13 @@ import numpy as np
 from benchmarks.harness import Bar
 from benchmarks.peers import lambdarank_settings, rows_of
 from benchmarks.simulated import simulated
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.clicks.model import ClickModel
+from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.lab.letor_simulation import SimulationConfig
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.rankers.gbdt import TreesConfig, fit_trees
-from urank.rankers.urank import RankerConfig
-from urank.simulate.config import SimulationConfig
-from urank.training import TrainingConfig
+from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_trees import TreesConfig, fit_trees
 
 TREES = 50
 

@@ -10,14 +10,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.clicks.truth import read_truth
-from urank.features import Inputs
+from urank.lab.letor_simulation import SimulationConfig
+from urank.lab.truth import read_truth
+from urank.learning.features import Inputs
 from urank.log.dataset import Dataset
-from urank.log.lists import list_ids, offsets_of_runs, pad, positions_by_score, where_items
-from urank.log.split import SPLITS, split_by_hash, stable_hash
-from urank.matching import match as best_matching
-from urank.simulate.config import SimulationConfig
-from urank.utility import utility
+from urank.log.ragged import list_ids, offsets_of_runs, pad, positions_by_score, where_items
+from urank.log.splits import SPLITS, split_by_hash, stable_hash
+from urank.ranking.matching import match as best_matching
+from urank.ranking.utility import utility
 
 
 @dataclass(frozen=True, eq=False)

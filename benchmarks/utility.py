@@ -33,21 +33,20 @@ from benchmarks.peers import lightgbm_ranker, rows_of, xgboost_ranker
 from benchmarks.simulated import simulated
 from benchmarks.trees_time import trees_time
 from benchmarks.truth import Candidates
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks
-from urank.clicks.heads import build_network, click_loss
-from urank.clicks.model import ClickModel, NetworkClicks
-from urank.evaluate.stats import paired
-from urank.features import Inputs
+from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.families import build_network, click_loss
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.evaluation.intervals import paired
+from urank.lab.letor_simulation import SimulationConfig
+from urank.learning.batches import Batch, Stream
+from urank.learning.features import Inputs
+from urank.learning.training import mean_loss, seeded, train
 from urank.log.dataset import Dataset
-from urank.matching import match
-from urank.rankers.gbdt import TreesConfig, fit_trees
-from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import RankerConfig, fit_urank
-from urank.simulate.config import SimulationConfig
-from urank.stream import Batch, Stream
-from urank.training import mean_loss, seeded, train
-from urank.utility import utility
+from urank.ranking.matching import match
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.urank_trees import TreesConfig, fit_trees
+from urank.ranking.utility import utility
 
 LIBRARIES = ("LightGBM lambdarank", "LightGBM lambdarank, position", "XGBoost lambdarank_unbiased")
 OTHERS = (*LIBRARIES, "CTR-1", "logged")

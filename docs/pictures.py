@@ -16,15 +16,14 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from urank.config import build, read_toml
-from urank.paper.figures import list_example, position_curves
-from urank.report.abtest_figures import days_plot
-from urank.report.abtest_simulated import LIVE_PERIODS
-from urank.report.figures import COLOURS, svg
-from urank.report.paper_figures import lists_plot, positions_plot
-from urank.simulate.abtest import TREATMENT, AbTestConfig, AbTestRun
-from urank.simulate.judged import judge_abtest
-from urank.simulate.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
+from urank.config import read_toml, validate
+from urank.lab.claims import list_example, position_curves
+from urank.lab.live_test import TREATMENT, AbTestConfig, AbTestRun, judge_abtest
+from urank.lab.live_test_report import LIVE_PERIODS
+from urank.lab.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
+from urank.lab.paper_report import lists_plot, positions_plot
+from urank.report.abtest_report import days_plot
+from urank.report.style import COLOURS, svg
 
 
 def item_curves(candidates: pl.DataFrame) -> Figure:
@@ -85,7 +84,7 @@ def reproduction(folder: Path, images: Path) -> None:
 
 def live_test(folder: Path) -> Figure:
     """Figures 5 and 6 of the paper, from what `urank abtest simulate` wrote."""
-    config = build(AbTestConfig, read_toml(folder / "abtest.toml"))
+    config = validate(AbTestConfig, read_toml(folder / "abtest.toml"))
     judged = judge_abtest(AbTestRun(folder, config, [], pl.read_parquet(folder / "truth.parquet")), splits=0)
     shown = replace(judged.ab, results=[each for each in judged.ab.results if each.metric.name != "revenue"])
     return days_plot(shown, TREATMENT, truth=judged.true_lifts, periods=LIVE_PERIODS)
@@ -97,7 +96,7 @@ def main(demo: Path, images: Path) -> None:
         reproduction(demo, images)
         return
     if (demo / "appstore.toml").is_file():
-        market = build_market(build(MarketConfig, read_toml(demo / "appstore.toml")))
+        market = build_market(validate(MarketConfig, read_toml(demo / "appstore.toml")))
         (images / "attention-curves.svg").write_text(svg(attention_curves(market)) + "\n", encoding="utf-8")
         return
     if (demo / "abtest.toml").is_file():

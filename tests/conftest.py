@@ -11,7 +11,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:  # torch is slow to load
     from simulated import Small
-    from urank.api import ModelFit
+    from urank.pipeline import ModelFit
 
 # A time limit on each example would only measure how busy the machine is.
 settings.register_profile("urank", deadline=None)
@@ -41,9 +41,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.fixture(scope="session")
 def fitted(small: Small) -> ModelFit:
     """A model that can rank in every way, hardly trained."""
-    from urank.api import fit_model
-    from urank.config import build
-    from urank.rankers.config import UrankConfig
+    from urank.config import validate
+    from urank.pipeline import fit_model
+    from urank.ranking.settings import UrankConfig
 
     quick = {"epochs": 3, "batch_lists": 64}
     settings = {
@@ -51,14 +51,14 @@ def fitted(small: Small) -> ModelFit:
         "clicks": {"families": ["monotone"], "training": quick},
         "scorer": {"training": quick},
     }
-    return fit_model(small.dataset, build(UrankConfig, settings))
+    return fit_model(small.dataset, validate(UrankConfig, settings))
 
 
 @pytest.fixture(scope="session")
 def saved(fitted: ModelFit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that model, without graphs."""
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
+    from urank.model_io import save_model
+    from urank.ranking.settings import UrankConfig
 
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_model(fitted.model, UrankConfig(method="score"), folder, onnx=False)

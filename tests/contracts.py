@@ -12,13 +12,13 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from urank.clicks.config import ClickConfig
-from urank.clicks.model import ClickModel
+from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
-from urank.features import Featurizer
-from urank.model import load_model, save_model
-from urank.rankers.config import UrankConfig
-from urank.rankers.ranking import RankingModel
+from urank.learning.features import Featurizer
+from urank.model_io import load_model, save_model
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.settings import UrankConfig
 
 __all__ = [
     "CHECKS",

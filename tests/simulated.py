@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 import urank
-from urank.features import Featurizer, Inputs
+from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate, write_simulation
+from urank.learning.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset
-from urank.log.lists import pad, where_items
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import Simulation, simulate, write_simulation
-from urank.utility import utility
+from urank.log.ragged import pad, where_items
+from urank.ranking.utility import utility
 
 __all__ = ["Small", "make", "true_utility"]
 

@@ -16,16 +16,16 @@ from polars.testing import assert_frame_equal
 
 import urank
 from simulated import Small, make
-from urank.api import ModelFit, fit_model, policies_of, prepared
-from urank.clicks.config import ClickConfig
-from urank.config import build
+from urank.clicks.fitting import ClickConfig
+from urank.config import validate
 from urank.errors import ConfigError, DataError
-from urank.evaluate.crossfit import CrossfitConfig
+from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import Dataset
-from urank.rankers.config import UrankConfig
-from urank.rankers.network import NetworkScorer
-from urank.rankers.policies import ModelPolicy, Random
-from urank.rankers.ranking import RankingModel
+from urank.pipeline import ModelFit, fit_model, policies_of, prepared
+from urank.ranking.policies import ModelPolicy, Random
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_network import NetworkScorer
 
 TRAINING = {"epochs": 2, "batch_lists": 64}
 SETTINGS: dict[str, Any] = {
@@ -119,14 +119,14 @@ def test_same_seed_same_model(tiny: Small) -> None:
 
 
 def test_methods_and_rankers(tiny: Small) -> None:
-    asked = fit_model(tiny.dataset, build(UrankConfig, {"method": "ctr1", **SETTINGS}))
+    asked = fit_model(tiny.dataset, validate(UrankConfig, {"method": "ctr1", **SETTINGS}))
     assert (asked.model.method, asked.why, asked.choice) == ("ctr1", "asked for", None)
     assert asked.history is not None
-    alone = fit_model(tiny.dataset, build(UrankConfig, {"ranker": "none", **SETTINGS}))
+    alone = fit_model(tiny.dataset, validate(UrankConfig, {"ranker": "none", **SETTINGS}))
     assert (alone.model.method, alone.why, alone.history) == ("match", "there is no scorer", None)
     assert alone.model.scorer is None
     trees = {"ranker": "trees", "method": "score", "trees": {"trees": 3, "threads": 1}, **SETTINGS}
-    grown = fit_model(tiny.dataset, build(UrankConfig, trees))
+    grown = fit_model(tiny.dataset, validate(UrankConfig, trees))
     assert grown.model.name == "trees on monotone"
 
 
@@ -136,7 +136,7 @@ def test_too_few_queries_to_choose(tiny: Small, tmp_path: Path) -> None:
     urank.prepare(urank.read(log), tmp_path / "prepared", valid=0.05, test=0.1)
     dataset = Dataset(tmp_path / "prepared")
     assert len({q for block in dataset.blocks("valid", ["position"]) for q in block.lists["query_id"].to_pylist()}) <= 2
-    fit = fit_model(dataset, build(UrankConfig, SETTINGS))
+    fit = fit_model(dataset, validate(UrankConfig, SETTINGS))
     assert (fit.model.method, fit.choice) == ("score", None)
     assert fit.why == "valid has too few queries to tell which method is better"
 
@@ -148,7 +148,7 @@ def test_the_test_split_is_not_looked_at(tiny: Small, tmp_path: Path) -> None:
     blind = Dataset(tmp_path / "prepared")
     with pytest.raises(DataError, match="is not a readable Parquet file"):
         blind.groups("test")
-    fit = fit_model(blind, build(UrankConfig, SETTINGS))
+    fit = fit_model(blind, validate(UrankConfig, SETTINGS))
     assert fit.choice is not None  # also the choice of the method
 
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_is_of_its_settings(tiny: Small, tmp_path: Path) -> None:
 
     def fit(folder: Path | None, target: str) -> dict[str, torch.Tensor]:
         settings = {**SETTINGS, "method": "score", "scorer": {**SETTINGS["scorer"], "target": target}}
-        scorer = fit_model(tiny.dataset, build(UrankConfig, settings), checkpoints=folder).model.scorer
+        scorer = fit_model(tiny.dataset, validate(UrankConfig, settings), checkpoints=folder).model.scorer
         assert isinstance(scorer, NetworkScorer)
         return scorer.network.state_dict()
 
@@ -277,8 +277,8 @@ def test_evaluate_stays_a_function() -> None:
         "assert 'torch' not in sys.modules\n"
         "first = urank.evaluate\n"
         "assert callable(first)\n"
-        "from urank.evaluate.compare import Evaluation\n"
-        "import urank.evaluate.stats\n"
+        "from urank.evaluation.policy_evaluation import Evaluation\n"
+        "import urank.evaluation.intervals\n"
         "assert urank.evaluate is first\n"
         "assert callable(urank.evaluate)\n"
         "from urank import URank, evaluate, load_model\n"

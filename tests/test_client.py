@@ -29,13 +29,13 @@ from hypothesis import strategies as st
 
 from serve.server import running, save_served
 from urank.client import AsyncClient, Client, RankedItem, Ranking, Reloaded, ServerError
-from urank.client.problems import refused
-from urank.client.retries import FIRST_PAUSE, LONGEST_PAUSE, pause
+from urank.client.errors import refused
+from urank.client.transport import FIRST_PAUSE, LONGEST_PAUSE, pause
 from urank.errors import ConfigError, DataError, UrankError
 
 if TYPE_CHECKING:  # torch is slow to load
     from simulated import Small
-    from urank.api import ModelFit
+    from urank.pipeline import ModelFit
 
 KEY = "0123456789-the-key-of-the-server"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "client.md"
@@ -192,7 +192,7 @@ def test_an_explanation_is_the_click_table_and_the_utility_of_orders(place: Plac
 
 
 def test_feedback_arrives_in_the_log_once(place: Place, tmp_path: Path) -> None:
-    from urank.serve.compact import compact
+    from urank.serve.feedback_export import compact
 
     folder = tmp_path / "feedback"
     with running(place.model, "--log", folder) as (url, _), Client(url) as client:

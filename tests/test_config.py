@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, Field
 
-from urank.config import build, read_toml, to_toml
+from urank.config import read_toml, to_toml, validate
 from urank.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ class Outer(BaseModel, frozen=True, extra="forbid"):
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "example.toml"
     path.write_text(to_toml(Example(width=7, name="x")))
-    assert build(Example, read_toml(path)) == Example(width=7, name="x")
+    assert validate(Example, read_toml(path)) == Example(width=7, name="x")
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_round_trip(tmp_path: Path) -> None:
 )
 def test_refusals(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        build(Example, values, "here")
+        validate(Example, values, "here")
 
 
 def test_keys_of_an_inner_table() -> None:
     with pytest.raises(ConfigError, match=r"inner\.widht is not a key of here; the keys are width, name"):
-        build(Outer, {"inner": {"widht": 3}}, "here")
+        validate(Outer, {"inner": {"widht": 3}}, "here")
 
 
 def test_files_that_are_not_toml(tmp_path: Path) -> None:

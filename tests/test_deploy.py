@@ -28,14 +28,14 @@ from export.models import ALONE, build
 from serve.server import running
 from urank.cli import app as cli
 from urank.cli.serve import serve_command
-from urank.features import Featurizer
-from urank.model import save_model
-from urank.rankers.config import UrankConfig
-from urank.serve.bodies import Limits
-from urank.serve.compact import compact
-from urank.serve.config import KEY_VARIABLE
+from urank.learning.features import Featurizer
+from urank.model_io import save_model
+from urank.ranking.settings import UrankConfig
+from urank.serve.feedback_export import compact
+from urank.serve.processes import GRACE_SECONDS
+from urank.serve.schemas import Limits
 from urank.serve.security import OPEN_PATHS
-from urank.serve.workers import GRACE_SECONDS
+from urank.serve.settings import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.errors import DataError
-from urank.features import Featurizer
-from urank.networks import FeatureLayer
-from urank.scaling import signed_log
+from urank.learning.features import Featurizer
+from urank.learning.networks import FeatureLayer
+from urank.log.columns import signed_log
 
 ROWS = pl.DataFrame(
     {

@@ -9,8 +9,7 @@ import fsspec
 import pytest
 
 from urank.errors import ConfigError
-from urank.files import new_file, new_folder, remove_folder
-from urank.paths import to_path
+from urank.storage import new_file, new_folder, remove_folder, to_path
 
 
 @pytest.fixture

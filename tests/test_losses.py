@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from urank.log.lists import positions_by_score
-from urank.losses import Form, hinge_loss, softmax_loss, swap_derivatives, swap_loss, swaps
-from urank.matching import match
-from urank.utility import delta_utility, earned
+from urank.log.ragged import positions_by_score
+from urank.ranking.losses import Form, hinge_loss, softmax_loss, swap_derivatives, swap_loss, swaps
+from urank.ranking.matching import match
+from urank.ranking.utility import delta_utility, earned
 
 GAINS = np.array([[[0.5, 0.4, 0.1], [0.9, 0.2, 0.1], [0.6, 0.5, 0.4]]])
 SCORES = np.array([[0.3, 2.0, -1.0]])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from urank import matching
-from urank.log.lists import pad, where_items
-from urank.matching import match
-from urank.utility import utility
+from urank.log.ragged import pad, where_items
+from urank.ranking import matching
+from urank.ranking.matching import match
+from urank.ranking.utility import utility
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from urank.clicks.calibration import fit_calibration
-from urank.clicks.heads import build_network
-from urank.clicks.model import ClickModel, NetworkClicks
+from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.families import build_network
 from urank.errors import ConfigError, DataError
-from urank.features import Featurizer, Inputs, Numeric
-from urank.manifest import read_manifest
-from urank.model import load_model, save_model
-from urank.rankers.config import UrankConfig
-from urank.rankers.network import NetworkScorer
-from urank.rankers.ranking import RankingModel
-from urank.rankers.urank import RankerConfig, build_scorer
-from urank.training import seeded
+from urank.learning.features import Featurizer, Inputs, Numeric
+from urank.learning.training import seeded
+from urank.model_io import load_model, read_manifest, save_model
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_network import NetworkScorer, RankerConfig, build_scorer
 
 FEATURIZER = Featurizer((Numeric("a", 0.0, 1.0, False),), ())
 INPUTS = Inputs(np.linspace(-3, 3, 11, dtype=np.float32)[:, None], np.zeros((11, 0), dtype=np.int64))
@@ -165,7 +163,7 @@ def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(f"urank.model.{part}", fail)
+    monkeypatch.setattr(f"urank.model_io.{part}", fail)
     with pytest.raises(RuntimeError):
         save_model(model(), UrankConfig(), folder, overwrite=True, onnx=False)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

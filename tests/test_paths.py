@@ -14,10 +14,10 @@ import pytest
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log.cells import ROW
+from urank.log.columns import ROW
 from urank.log.dataset import Dataset, is_prepared
-from urank.log.split import SPLITS
-from urank.paths import is_remote, is_within, matching, open_parquet, parquet_writer, to_path
+from urank.log.splits import SPLITS
+from urank.storage import is_remote, is_within, matching, open_parquet, parquet_writer, to_path
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from urank.prefetch import prefetch
+from urank.progress import prefetch
 
 
 @pytest.mark.parametrize("depth", [1, 3])

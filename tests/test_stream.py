@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank import stream
-from urank.features import Inputs
-from urank.stream import Lists, MemoryStream
+from urank.learning import batches as module
+from urank.learning.batches import ListBatches, MemoryStream
+from urank.learning.features import Inputs
 
 
-def lists_of(lengths: list[int]) -> Lists:
+def lists_of(lengths: list[int]) -> ListBatches:
     """Lists of these lengths, whose rows are numbered by their value."""
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int64)
     rows = int(offsets[-1])
-    return Lists(
+    return ListBatches(
         inputs=Inputs(np.zeros((rows, 1), np.float32), np.zeros((rows, 0), np.int64)),
         position=np.concatenate([np.arange(1, n + 1) for n in lengths]),
         click=np.zeros(rows, np.float32),
@@ -37,7 +37,7 @@ def test_every_list_comes_once_and_batches_are_no_larger_than_they_may_be(
     lengths: list[int], batch_lists: int, most_rows: int, shuffle: tuple[int, int] | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "BATCH_ROWS", most_rows)
+        patch.setattr(module, "BATCH_ROWS", most_rows)
         batches = list(MemoryStream(lists_of(lengths), batch_lists=batch_lists).batches(shuffle=shuffle))
     seen: list[list[float]] = []
     for batch in batches:

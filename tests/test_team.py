@@ -24,12 +24,12 @@ from torch import multiprocessing, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import urank
-from urank import team
-from urank.features import Featurizer, Inputs, fit_featurizer, own_items
-from urank.log import write
+from urank import distributed
+from urank.learning.batches import Batch, ListBatches, MemoryStream, Stream
+from urank.learning.features import Featurizer, Inputs, fit_featurizer, own_items
+from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
+from urank.log import prepare
 from urank.log.dataset import Dataset
-from urank.stream import Batch, Lists, MemoryStream, Stream
-from urank.training import History, TrainingConfig, mean_loss, seeded, train
 
 WORKERS = 2
 WAIT_SECONDS = 60
@@ -59,12 +59,12 @@ def loss_by_lists(network: nn.Module, batch: Batch) -> torch.Tensor:
     return torch.stack([binary_cross_entropy_with_logits(logits[a:b], click[a:b]) for a, b in bounds]).mean()
 
 
-def made_lists(count: int) -> Lists:
+def made_lists(count: int) -> ListBatches:
     """Lists of 1, 2, … items, so that workers with as many lists do not have as many rows."""
     rng = np.random.default_rng(count)
     lengths = np.arange(1, count + 1)
     rows = int(lengths.sum())
-    return Lists(
+    return ListBatches(
         inputs=Inputs(rng.normal(size=(rows, 3)).astype(np.float32), np.zeros((rows, 0), np.int64)),
         position=np.concatenate([np.arange(1, n + 1) for n in lengths]),
         click=rng.integers(0, 2, rows).astype(np.float32),
@@ -87,7 +87,7 @@ def learned(
     Each worker begins with weights of its own.
     """
     config = TrainingConfig(batch_lists=batch_lists, device="cpu", learning_rate=0.02, **{"epochs": 4, **settings})
-    with seeded(10 + team.rank()):
+    with seeded(10 + distributed.rank()):
         network = Network(dropout)
     stream, held_out = MemoryStream(made_lists(lists), batch_lists=batch_lists), MemoryStream(made_lists(5))
     history: History = train(
@@ -133,34 +133,40 @@ def failed() -> Any:
 
 def messages() -> dict[str, Any]:
     """What a worker hears."""
-    number = team.rank()
+    number = distributed.rank()
     told: dict[str, Any] = {
-        "size": team.size(),
+        "size": distributed.size(),
         "rank": number,
-        "total": team.total([number + 1, 0.5, -1e300]),
-        "total of nothing": team.total([]),
-        "from first": team.from_first(lambda: {"made by": number, "as one of": team.size(), "text": "ä"}),
-        "bytes": team.bytes_from_first(lambda: bytes([number, 0, 255])).hex(),
-        "no bytes": team.bytes_from_first(lambda: b"").hex(),
-        "gathered": team.gathered([number, None, "ä" * number]),
-        "gathered bytes": [data.hex() for data in team.gathered_bytes(b"\x01" * 3 * number)],
-        "gathered no bytes": [data.hex() for data in team.gathered_bytes(b"")],
-        "failed bytes": refusal(lambda: team.bytes_from_first(failed)),
-        "failed": refusal(lambda: team.from_first(failed)),
-        "not JSON": refusal(lambda: team.from_first(lambda: {1, 2})),
+        "total": distributed.all_reduce_sum([number + 1, 0.5, -1e300]),
+        "total of nothing": distributed.all_reduce_sum([]),
+        "from first": distributed.broadcast(lambda: {"made by": number, "as one of": distributed.size(), "text": "ä"}),
+        "bytes": distributed.broadcast_bytes(lambda: bytes([number, 0, 255])).hex(),
+        "no bytes": distributed.broadcast_bytes(lambda: b"").hex(),
+        "gathered": distributed.gathered([number, None, "ä" * number]),
+        "gathered bytes": [data.hex() for data in distributed.gathered_bytes(b"\x01" * 3 * number)],
+        "gathered no bytes": [data.hex() for data in distributed.gathered_bytes(b"")],
+        "failed bytes": refusal(lambda: distributed.broadcast_bytes(failed)),
+        "failed": refusal(lambda: distributed.broadcast(failed)),
+        "not JSON": refusal(lambda: distributed.broadcast(lambda: {1, 2})),
     }
-    with team.alone():
-        told["alone"] = [team.size(), team.rank(), list(team.share(5)), *team.total([number]), *team.gathered(number)]
+    with distributed.single_process():
+        told["alone"] = [
+            distributed.size(),
+            distributed.rank(),
+            list(distributed.share(5)),
+            *distributed.all_reduce_sum([number]),
+            *distributed.gathered(number),
+        ]
     refusal(in_vain_alone)
     if number == 0:
-        with team.alone():  # the other need not take part
-            told["by the first"] = team.from_first(lambda: team.gathered("x"))
-    told["shares"] = [team.gathered(list(team.share(count))) for count in range(8)]
+        with distributed.single_process():  # the other need not take part
+            told["by the first"] = distributed.broadcast(lambda: distributed.gathered("x"))
+    told["shares"] = [distributed.gathered(list(distributed.share(count))) for count in range(8)]
     return told
 
 
 def in_vain_alone() -> None:
-    with team.alone():
+    with distributed.single_process():
         failed()
 
 
@@ -177,12 +183,12 @@ def streamed(dataset: Dataset) -> dict[str, Any]:
 
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Training that goes on from a file which only the first worker has."""
-    mine = folder / f"{team.rank()}.safetensors"
+    mine = folder / f"{distributed.rank()}.safetensors"
     begun = learned(7, 4, mine, dropout=0.3, epochs=2, patience=9)
     kept = mine.exists()
     resumed = learned(7, 4, mine, dropout=0.3, patience=9)
     whole = learned(7, 4, dropout=0.3, patience=9)
-    if team.rank() == 0:
+    if distributed.rank() == 0:
         mine.write_bytes(b"not a checkpoint")
     damaged = refusal(lambda: learned(7, 4, mine))
     return {"begun": begun, "kept": kept, "resumed": resumed, "whole": whole, "damaged": damaged}
@@ -229,7 +235,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "ROW_GROUP_BYTES", 8_000)
+        patch.setattr(prepare, "ROW_GROUP_BYTES", 8_000)
         urank.prepare(urank.read(log), folder / "many", valid=0.1, test=0)
     urank.prepare(urank.read(log[:500]), folder / "few", valid=0.1, test=0)
     return folder
@@ -267,20 +273,20 @@ def close(one: Any, other: Any) -> bool:
 @given(count=st.integers(0, 10**12), workers=st.integers(1, 64))
 def test_shares_cover_all_once_and_are_even(count: int, workers: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(team, "size", lambda: workers)
+        patch.setattr(distributed, "size", lambda: workers)
         shares = []
         for number in range(workers):
-            patch.setattr(team, "rank", lambda number=number: number)
-            shares.append(team.share(count))
+            patch.setattr(distributed, "rank", lambda number=number: number)
+            shares.append(distributed.share(count))
     assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
     assert shares[-1].stop == count
     assert {len(share) for share in shares} <= {count // workers, count // workers + 1}
 
 
 def test_a_process_by_itself_is_a_team_of_one() -> None:
-    assert (team.size(), team.rank(), team.share(3)) == (1, 0, range(3))
+    assert (distributed.size(), distributed.rank(), distributed.share(3)) == (1, 0, range(3))
     with pytest.raises(ValueError, match="no luck"):
-        team.from_first(failed)
+        distributed.broadcast(failed)
 
 
 def test_workers_know_their_places(told: list[dict[str, Any]]) -> None:

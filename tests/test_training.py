@@ -17,16 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 import urank
-from urank.clicks.heads import build_network, click_loss
+from urank.clicks.families import build_network, click_loss
 from urank.errors import DataError
-from urank.features import Featurizer
-from urank.log import write
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.learning.batches import Batch, Stream
+from urank.learning.features import Featurizer
+from urank.learning.training import History, TrainingConfig, choose_device, mean_loss, seeded, train
+from urank.log import prepare
 from urank.log.dataset import Dataset
-from urank.paths import to_path
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
-from urank.stream import Batch, Stream
-from urank.training import History, TrainingConfig, choose_device, mean_loss, seeded, train
+from urank.storage import to_path
 
 torch.set_num_threads(1)
 
@@ -37,7 +36,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("training")
     log = simulate(SimulationConfig(queries=200, sessions=4, features=4, seed=1)).log
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "ROW_GROUP_BYTES", 20_000)
+        patch.setattr(prepare, "ROW_GROUP_BYTES", 20_000)
         urank.prepare(urank.read(log.drop("relevance", "propensity")), folder / "prepared", valid=0.2, test=0.1)
     return Dataset(folder / "prepared")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from urank.log.lists import pad, where_items
-from urank.utility import (
+from urank.log.ragged import pad, where_items
+from urank.ranking.utility import (
     check_cutoff,
     check_order,
     delta_utility,

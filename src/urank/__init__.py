@@ -17,15 +17,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from urank.errors import ConfigError, DataError, UrankError
-from urank.log.inspect import inspect
+from urank.log.inspection import inspect
 from urank.log.prepare import prepare
-from urank.log.read import Log, read
+from urank.log.reader import Log, read
 
 if TYPE_CHECKING:
-    from urank.api import URank
     from urank.client import AsyncClient, Client
-    from urank.evaluate.compare import Evaluation
-    from urank.model import load_model
+    from urank.evaluation.policy_evaluation import Evaluation
+    from urank.model_io import load_model
+    from urank.pipeline import URank
 
 __version__ = version("urank")
 
@@ -45,14 +45,11 @@ __all__ = [
     "read",
 ]
 
-# The package of this name is loaded first (it is empty), so that it cannot take the place of the function later.
-import_module("urank.evaluate")
-
 _LATER = {
     "AsyncClient": "urank.client",
     "Client": "urank.client",
-    "URank": "urank.api",
-    "load_model": "urank.model",
+    "URank": "urank.pipeline",
+    "load_model": "urank.model_io",
 }
 
 
@@ -64,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 def evaluate(models: Any, log: Any, **settings: Any) -> "Evaluation":
-    """What models would earn, from a log, with intervals; arguments as in `urank.api.evaluate`."""
-    from urank.api import evaluate as evaluate_models
+    """What models would earn, from a log, with intervals; arguments as in `urank.pipeline.evaluate`."""
+    from urank.pipeline import evaluate as evaluate_models
 
     return evaluate_models(models, log, **settings)

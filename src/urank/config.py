@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from urank.errors import ConfigError
 
-__all__ = ["Settings", "build", "laid_over", "read_toml", "to_toml"]
+__all__ = ["Settings", "deep_merge", "read_toml", "to_jsonable", "to_toml", "validate"]
+
+
+def to_jsonable(value: Any) -> Any:
+    """The same in lists and dictionaries: null for what is not finite, text for keys, lists for arrays.
+
+    >>> plain({1: (0.5, float("nan")), "a": np.array([2.0, np.inf])})
+    {'1': [0.5, None], 'a': [2.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return to_jsonable(value.tolist())
+    if isinstance(value, list | tuple):
+        return [to_jsonable(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -41,11 +59,11 @@ class Settings(BaseModel):
         kept = dict(values)
         for name, field in cls.model_fields.items():
             if isinstance(field.default, BaseModel) and isinstance(kept.get(name), Mapping):
-                kept[name] = laid_over(field.default.model_dump(exclude_unset=True), kept[name])
+                kept[name] = deep_merge(field.default.model_dump(exclude_unset=True), kept[name])
         return kept
 
 
-def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def deep_merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """The values of both, those of `over` where both have one; table by table.
 
     >>> laid_over({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 9}})
@@ -54,11 +72,11 @@ def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     merged = dict(under)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = laid_over(merged[key], value) if both else value
+        merged[key] = deep_merge(merged[key], value) if both else value
     return merged
 
 
-def build(model: type[M], values: Mapping[str, Any], source: str = "the configuration") -> M:
+def validate(model: type[M], values: Mapping[str, Any], source: str = "the configuration") -> M:
     """A checked configuration, or a `ConfigError` that names the first key that is wrong.
 
     >>> class Size(BaseModel, extra="forbid"):

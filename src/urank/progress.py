@@ -7,15 +7,61 @@ loss. By default nobody listens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from queue import Full, Queue
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
-__all__ = ["Report", "bars", "silent"]
+__all__ = ["Report", "bars", "prefetch", "silent"]
+
+T = TypeVar("T")
+
+
+def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
+    """The same items in the same order, up to `depth` of them ahead; what the source raises is raised here.
+
+    >>> list(prefetch(range(3)))
+    [0, 1, 2]
+    """
+    queue: Queue[tuple[T | None, BaseException | None, bool]] = Queue(maxsize=depth)
+    stopped = threading.Event()
+
+    def put(entry: tuple[T | None, BaseException | None, bool]) -> bool:
+        while not stopped.is_set():
+            try:
+                queue.put(entry, timeout=0.1)
+            except Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((item, None, False)):
+                    return
+            put((None, None, True))
+        except BaseException as error:
+            put((None, error, True))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error, last = queue.get()
+            if error is not None:
+                raise error
+            if last:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        stopped.set()
+        thread.join()
 
 
 class Report(Protocol):

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from urank.abtest.effects import Moments, moments
 from urank.abtest.exposures import Exposures, read_exposures
-from urank.abtest.moments import Moments, moments
 
 Floats = NDArray[np.float64]
 

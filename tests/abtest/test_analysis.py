@@ -11,17 +11,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from urank.abtest.analysis import analyse
-from urank.abtest.estimate import bootstrap_lift, compare, effect
+from urank.abtest.analysis import Analysis, analyse, covariates, percent
+from urank.abtest.effects import bootstrap_lift, compare, effect, moments
 from urank.abtest.exposures import Exposures, read_exposures
-from urank.abtest.judge import covariates
 from urank.abtest.metrics import METRICS, by_user
-from urank.abtest.moments import moments
-from urank.abtest.results import Analysis, percent
 from urank.errors import ConfigError, DataError
-from urank.evaluate.stats import holm
-from urank.report.abtest_words import when_it_was_safe
-from urank.simulate.visits import impressions_of, simulate_visits
+from urank.evaluation.intervals import holm
+from urank.lab.visits import impressions_of, simulate_visits
+from urank.report.abtest_report import when_it_was_safe
 
 START = "2020-05-13"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.abtest.assign import assign_arms
+from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError
 
 HALVES = {"A": 0.5, "B": 0.5}

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from abtest.made import of, users
-from urank.abtest.checks import sample_ratio, split_check
-from urank.abtest.estimate import effect
+from urank.abtest.analysis import sample_ratio, split_check
+from urank.abtest.effects import effect
 from urank.errors import ConfigError
 
 

@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from abtest.made import Floats, of, users
-from urank.abtest import estimate as module
-from urank.abtest.estimate import (
+from urank.abtest import effects as module
+from urank.abtest.effects import (
+    Moments,
     bootstrap_lift,
     compare,
     critical,
     effect,
     effects,
+    moments,
     p_values,
     rates,
     relative_variance,
 )
-from urank.abtest.moments import Moments, moments
 from urank.errors import ConfigError
 
 Z = 1.959963984540054

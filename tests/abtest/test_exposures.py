@@ -14,7 +14,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from urank.abtest import sources
+from urank.abtest import exposures
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import EVERYONE, Exposures, read_exposures
 from urank.errors import ConfigError, DataError
@@ -78,11 +78,11 @@ def test_a_user_may_go_on_in_other_files_and_batches(tmp_path: Path, monkeypatch
     for place, frame in enumerate((LOG[:2], LOG[2:4], LOG[4:])):
         frame.write_parquet(tmp_path / f"{place}.parquet")
     assert rows(read_exposures(tmp_path)) == expected
-    monkeypatch.setattr(sources, "MERGE_ROWS", 1)
+    monkeypatch.setattr(exposures, "MERGE_ROWS", 1)
     assert rows(read_exposures(f"{tmp_path}/*.parquet")) == expected
     numbered[:3].write_parquet(tmp_path / "a.parquet")
     numbered[3:].write_csv(tmp_path / "b.csv")  # where ids are text
-    monkeypatch.setattr(sources, "BATCH_ROWS", 2)
+    monkeypatch.setattr(exposures, "BATCH_ROWS", 2)
     assert rows(read_exposures(f"{tmp_path}/[ab].*")) == expected
 
 
@@ -135,8 +135,8 @@ def test_prices_are_summed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log = pl.DataFrame({"user_id": 1, "arm": "A", "click": 1, "value": [19.99] * 100_000})
     assert read_exposures(log).revenue == 1_999_000.0
     log.write_csv(tmp_path / "log.csv")
-    monkeypatch.setattr(sources, "BATCH_ROWS", 30_000)
-    monkeypatch.setattr(sources, "MERGE_ROWS", 1)
+    monkeypatch.setattr(exposures, "BATCH_ROWS", 30_000)
+    monkeypatch.setattr(exposures, "MERGE_ROWS", 1)
     assert read_exposures(tmp_path / "log.csv").revenue == 1_999_000.0
 
 
@@ -261,7 +261,7 @@ def test_the_first_such_row_is_named_with_its_file(tmp_path: Path, monkeypatch: 
     with pytest.raises(DataError, match=r"click must be 0 or 1; got 7 at row 9 of .*wrong.parquet"):
         read_exposures(tmp_path)
     wrong.write_csv(tmp_path / "wrong.csv")
-    monkeypatch.setattr(sources, "BATCH_ROWS", 4)
+    monkeypatch.setattr(exposures, "BATCH_ROWS", 4)
     with pytest.raises(DataError, match=r"click must be 0 or 1; got 7 at row 9 of .*wrong.csv"):
         read_exposures(tmp_path / "wrong.csv")
 

@@ -10,7 +10,7 @@ from abtest.made import log_of
 from urank.abtest.exposures import read_exposures
 from urank.abtest.metrics import METRICS, by_row, by_user, first_earned, metric_named, metrics_of, so_far
 from urank.errors import ConfigError
-from urank.simulate.visits import simulate_visits
+from urank.lab.visits import simulate_visits
 
 LOG = log_of([(1, "A", 0, 0, 0.0), (1, "A", 0, 1, 2.0), (1, "A", 2, 1, 3.0), (2, "B", 1, 0, 0.0), (2, "B", 2, 1, 4.0)])
 CTR, CVR, REVENUE = METRICS

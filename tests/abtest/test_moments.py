@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from urank.abtest.moments import BLOCKS, moments, random_blocks
+from urank.abtest.effects import BLOCKS, moments, random_blocks
 
 
 def test_mean_and_covariance_are_those_of_numpy() -> None:

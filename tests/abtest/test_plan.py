@@ -13,15 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from urank.abtest.estimate import compare
+from urank.abtest.always_valid import multiplier
+from urank.abtest.effects import compare, moments
 from urank.abtest.exposures import Exposures
-from urank.abtest.growth import Growth, growth_of
 from urank.abtest.metrics import METRICS, by_user
-from urank.abtest.moments import moments
-from urank.abtest.plan import error_needed, lift_found, plan
-from urank.abtest.sequential import multiplier
+from urank.abtest.planning import Growth, error_needed, growth_of, lift_found, plan
 from urank.errors import ConfigError, DataError
-from urank.simulate.visits import simulate_visits
+from urank.lab.visits import simulate_visits
 
 
 @pytest.fixture(scope="module")

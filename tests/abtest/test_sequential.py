@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from abtest.made import log_of
-from urank.abtest.estimate import effect
+from urank.abtest.always_valid import ENOUGH_USERS, always_p, looks, multiplier, running, spread
+from urank.abtest.effects import effect, moments
 from urank.abtest.exposures import Exposures
 from urank.abtest.metrics import METRICS, Metric, by_user
-from urank.abtest.moments import moments
-from urank.abtest.sequential import ENOUGH_USERS, always_p, looks, multiplier, running, spread
 from urank.errors import ConfigError
-from urank.simulate.visits import simulate_visits
+from urank.lab.visits import simulate_visits
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from pages import Page
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import read_exposures
-from urank.abtest.plan import plan
+from urank.abtest.planning import plan
 from urank.cli import app
 from urank.cli.abtest import abtest_app
-from urank.simulate.abtest import CONTROL, TREATMENT, AbTestConfig
-from urank.simulate.market import MarketConfig
-from urank.simulate.visits import impressions_of, simulate_visits
+from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig
+from urank.lab.market import MarketConfig
+from urank.lab.visits import impressions_of, simulate_visits
 
 START = "2020-05-09"
 QUICK = "[{name}.training]\nepochs = 1\n"

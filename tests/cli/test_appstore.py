@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from urank.simulate.market import MarketConfig
+from urank.lab.market import MarketConfig
 
 TINY = (
     *("--users", "200", "--apps", "40", "--candidates", "12", "--positions", "6", "--visits", "1.2"),

@@ -183,7 +183,7 @@ def test_a_run_that_is_ended_takes_back_what_it_began(tmp_path: Path, number: si
     command = [sys.executable, "-m", "urank", "simulate", "-o", "a/b/sim", "--queries", "20"]
     script = f"import sys; sys.argv[1:] = {command[3:]!r}\n"
     script += (
-        "import time, urank.simulate.letor as letor\n"
+        "import time, urank.lab.letor_simulation as letor\n"
         "letor._write_parquet = lambda frame, path: time.sleep(60)\n"
         "from urank.cli import main; main()\n"
     )

@@ -15,10 +15,10 @@ import pytest
 
 from pages import Page
 from simulated import Small
-from urank.api import ModelFit
-from urank.model import save_model
-from urank.rankers.config import UrankConfig
-from urank.rankers.ranking import RankingModel
+from urank.model_io import save_model
+from urank.pipeline import ModelFit
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.settings import UrankConfig
 
 QUICK = ("--cuts", 1)
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from export.models import ALONE, TREES, build
 from urank.cli.export import export_command
 from urank.errors import UrankError
-from urank.model import save_model
-from urank.rankers.config import UrankConfig
+from urank.model_io import save_model
+from urank.ranking.settings import UrankConfig
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from serve.served_log import PLAIN, VALUED, OpenSegment, Reference, event, logged, ranking, sealed, segment_name
-from urank.serve.records import FeedbackRecord, RankingRecord, Record, ShadowRecord
+from urank.serve.feedback_store import FeedbackRecord, RankingRecord, Record, ShadowRecord
 
 USERS = 60
 

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 from propensity.logs import STEEPNESS, shuffled
-from urank.propensity.categories import ByCategory
 from urank.propensity.cpbm import Contextual
-from urank.propensity.files import load_propensity
-from urank.propensity.model import Curve
+from urank.propensity.examination import ExaminationCurve
+from urank.propensity.methods import load_propensity
+from urank.propensity.randomised import ByCategory
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -39,7 +39,7 @@ def test_table_and_file(command: Command, log: Small, tmp_path: Path) -> None:
     assert [line.split()[0] for line in rest[:3]] == ["2", "3", "4"]
     assert rest[-1] == f"The propensity is in {tmp_path / 'curve.json'}"
     curve = load_propensity(tmp_path / "curve.json")
-    assert isinstance(curve, Curve)
+    assert isinstance(curve, ExaminationCurve)
     assert curve.name == "randomised"
 
 

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from urank.cli import rank as module
 from urank.cli.rank import rank_command
 from urank.clicks.calibration import fit_calibration
-from urank.clicks.heads import build_network
-from urank.clicks.model import ClickModel, NetworkClicks
+from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.families import build_network
 from urank.errors import ConfigError, DataError, UrankError
-from urank.features import Categorical, Featurizer, Inputs, Numeric
+from urank.learning.features import Categorical, Featurizer, Inputs, Numeric
+from urank.learning.training import seeded
 from urank.log import candidates as reading
-from urank.rankers.guardrail import Guard
-from urank.rankers.ranking import RankingModel
-from urank.training import seeded
+from urank.ranking.guard import Guard
+from urank.ranking.ranking_model import RankingModel
 
 NUMERIC = ("price", "emb[0]", "emb[1]")
 FEATURIZER = Featurizer(
@@ -398,8 +398,8 @@ def test_help(urank: Callable[..., Any]) -> None:
 
 
 def test_a_saved_model(tmp_path: Path, urank: Callable[..., Any]) -> None:
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
+    from urank.model_io import save_model
+    from urank.ranking.settings import UrankConfig
 
     made = RankingModel(click_model())
     save_model(made, UrankConfig(), tmp_path / "model", onnx=False)

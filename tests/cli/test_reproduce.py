@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 import tomli_w
 
+from lab.tiny import TINY, half_written
 from pages import Page
-from paper.tiny import TINY, half_written
-from urank.paper.config import EXPERIMENTS
-from urank.paper.methods import METHODS
+from urank.lab.letor_experiment import METHODS
+from urank.lab.settings import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from pages import Page
-from urank.model import load_model
+from urank.model_io import load_model
 
 
 def urank(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from contracts import raw_inputs, run_graph
 from urank.cli.train import families
-from urank.model import load_model
+from urank.model_io import load_model
 
 QUICK = """
 [clicks]

@@ -37,7 +37,7 @@ from urank.clicks.calibration import (
     prior_weight,
     running_minimum,
 )
-from urank.evaluate.quality import expected_calibration_error, log_loss_metric
+from urank.evaluation.click_quality import expected_calibration_error, log_loss_metric
 
 KINDS: list[CalibrationKind] = list(get_args(CalibrationKind))
 CURVES: list[CalibrationKind] = ["temperature", "isotonic"]

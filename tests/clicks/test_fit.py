@@ -10,16 +10,15 @@ import pytest
 
 import urank
 from contracts import CHECKS, check_saved_loaded_and_exported
-from urank.clicks.config import ClickConfig
-from urank.clicks.curves import click_curves_of, decay
-from urank.clicks.fit import Fit, fit_clicks, predictions
-from urank.clicks.model import log_mean_exp
-from urank.clicks.truth import oracle_predictions, read_truth
+from urank.clicks.click_model import log_mean_exp
+from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
+from urank.clicks.item_curves import click_curves_of, decay
 from urank.errors import ConfigError, DataError
-from urank.evaluate.quality import quality
+from urank.evaluation.click_quality import quality
+from urank.lab.truth import oracle_predictions, read_truth
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.report.fit import fit_report
-from urank.training import TrainingConfig
 
 FAMILIES = ("monotone", "factorised", "vector", "position", "deepfm", "pbm", "gbdt")
 QUICK = TrainingConfig(epochs=3, batch_lists=64)

@@ -16,14 +16,14 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 import urank
-from urank.clicks.gbdt import GbdtClicks, GbdtConfig, fit_gbdt, to_onnx
-from urank.clicks.tree_onnx import ZERO, trees_to_onnx
+from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt, to_onnx
 from urank.errors import DataError
-from urank.features import Featurizer, Inputs
+from urank.export.graph import ZERO, trees_to_onnx
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.learning.features import Featurizer, Inputs
+from urank.learning.lightgbm_data import lightgbm_dataset, matrix
 from urank.log.dataset import Dataset
 from urank.memory import Memory
-from urank.simulate.letor import SimulationConfig, simulate
-from urank.trees import binned, matrix
 
 CONFIG = GbdtConfig(trees=40, threads=1)
 CITIES = 70  # more than a machine word has bits
@@ -45,7 +45,7 @@ def with_categories(log: pl.DataFrame) -> pl.DataFrame:
 
 def prepared(log: pl.DataFrame, folder: Path, **shares: float) -> Dataset:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("urank.log.write.ROW_GROUP_BYTES", 2**18)  # several row groups
+        patch.setattr("urank.log.prepare.ROW_GROUP_BYTES", 2**18)  # several row groups
         urank.prepare(urank.read(log), folder, **shares)
     return Dataset(folder)
 
@@ -138,7 +138,7 @@ def test_learns_clicks(model: GbdtClicks, featurizer: Featurizer, dataset: Datas
 def test_a_log_read_in_parts_gives_the_same_trees(
     model: GbdtClicks, featurizer: Featurizer, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("urank.trees.IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr("urank.learning.lightgbm_data.IN_MEMORY_BYTES", 0)
     assert fit_gbdt(dataset, featurizer, seed=7, config=CONFIG).text == model.text
 
 
@@ -199,7 +199,7 @@ def test_nothing_is_printed(dataset: Dataset, featurizer: Featurizer, capfd: pyt
 def test_streamed_rows_give_the_same_trees_as_a_matrix(dataset: Dataset, featurizer: Featurizer) -> None:
     import lightgbm
 
-    from urank.clicks.gbdt import _params
+    from urank.clicks.trees import _params
 
     params = _params(CONFIG, 3, len(featurizer.names))
     blocks = list(dataset.blocks("train", [*dataset.features, "position", "click"]))
@@ -208,7 +208,7 @@ def test_streamed_rows_give_the_same_trees_as_a_matrix(dataset: Dataset, featuri
     categorical = list(range(len(featurizer.numeric), len(featurizer.names)))
     whole = lightgbm.Dataset(np.concatenate(rows), clicks, categorical_feature=categorical, params=dict(params))
     expected = lightgbm.train(params, whole, num_boost_round=5)
-    read = binned(dataset, "train", featurizer, params, lambda *_: None, extra="position")
+    read = lightgbm_dataset(dataset, "train", featurizer, params, lambda *_: None, extra="position")
     streamed = lightgbm.train(params, read, num_boost_round=5)
     assert streamed.model_to_string() == expected.model_to_string()
 
@@ -256,7 +256,7 @@ def test_table_is_the_log_of_lightgbms_own_probability(
         for k in range(1, model.positions + 1)
     ]
     np.testing.assert_allclose(model.log_ctr(inputs), np.stack(expected, axis=1), rtol=1e-6)
-    monkeypatch.setattr("urank.clicks.gbdt.CHUNK_BYTES", 1)  # a row at a time
+    monkeypatch.setattr("urank.clicks.trees.CHUNK_BYTES", 1)  # a row at a time
     np.testing.assert_allclose(model.log_ctr(inputs), np.stack(expected, axis=1), rtol=1e-6)
     assert model.log_ctr(inputs[:0]).shape == (0, model.positions)
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.clicks.config import ClickFamily
-from urank.clicks.heads import Family, Head, build_network, click_loss, log1m_exp
-from urank.features import Categorical, Featurizer, Numeric
-from urank.training import seeded
+from urank.clicks.families import Family, Head, build_network, click_loss, log1m_exp
+from urank.clicks.fitting import ClickFamily
+from urank.learning.features import Categorical, Featurizer, Numeric
+from urank.learning.training import seeded
 
 K = 7
 FEATURIZER = Featurizer(

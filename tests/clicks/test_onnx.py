@@ -18,12 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy.special import logsumexp
 
 from urank.clicks.calibration import fit_calibration
-from urank.clicks.gbdt import GbdtClicks
-from urank.clicks.heads import Family, Head, build_network
-from urank.clicks.model import ClickModel, NetworkClicks
-from urank.clicks.onnx import combine, model_to_onnx, network_to_onnx, with_raw_categories
-from urank.features import Categorical, Featurizer, Inputs, Numeric
-from urank.networks import Backbone
+from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.families import Family, Head, build_network
+from urank.clicks.trees import GbdtClicks
+from urank.export.graph import combine, model_to_onnx, network_to_onnx, with_raw_categories
+from urank.learning.features import Categorical, Featurizer, Inputs, Numeric
+from urank.learning.networks import Backbone
 
 K = 5
 FAMILIES: tuple[Family, ...] = get_args(Family)

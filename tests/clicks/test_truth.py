@@ -11,13 +11,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import urank
-from urank.clicks.truth import oracle_predictions, read_truth, true_table
 from urank.errors import DataError
+from urank.lab.appstore import ServedVisits, by_chance, draw_requests, serve, with_table
+from urank.lab.market import MarketConfig, build_market
+from urank.lab.truth import oracle_predictions, read_truth, true_table
 from urank.log.dataset import Block, Dataset
-from urank.propensity.model import Known
-from urank.simulate.appstore import Served, by_chance, draw_requests, serve
-from urank.simulate.market import MarketConfig, build_market
-from urank.simulate.production import with_table
+from urank.propensity.examination import Known
 
 ITEMS = pl.DataFrame({"query_id": ["q1", "q1", "q2"], "item_id": ["a", "b", "c"], "table": [[0.5], [0.4], [0.3]]})
 VISITS = pl.DataFrame(
@@ -30,14 +29,14 @@ def block(queries: list[str], items: list[str], offsets: list[int]) -> Block:
 
 
 @pytest.fixture(scope="module")
-def served() -> Served:
+def served() -> ServedVisits:
     """A day of a store, where the same apps come up again and again."""
     market = build_market(MarketConfig(users=100, apps=15, candidates=8, positions=5, random_days=1, visits=2))
     return serve(draw_requests(market, 1), by_chance, policy="random")
 
 
 @pytest.fixture(scope="module")
-def dataset(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(served: ServedVisits, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("truth") / "prepared"
     urank.prepare(urank.read(served.log), folder, valid=0.2, test=0.2)
     return Dataset(folder)
@@ -52,7 +51,7 @@ def test_where_an_item_has_several_tables_the_visit_decides() -> None:
     assert_array_equal(look_up(block(["v2", "v1"], ["c", "a", "a"], [0, 2, 3])), [[0.2], [0.3], [0.5]])
 
 
-def test_a_log_finds_its_own_truth_again(served: Served, dataset: Dataset) -> None:
+def test_a_log_finds_its_own_truth_again(served: ServedVisits, dataset: Dataset) -> None:
     assert served.log["item_id"].n_unique() < served.log.height
     truth = with_table(served)
     look_up, rows = true_table(truth), 0
@@ -69,7 +68,7 @@ def test_a_log_finds_its_own_truth_again(served: Served, dataset: Dataset) -> No
     assert rows == served.log.height
 
 
-def test_the_oracle_predicts_what_was_clicked(served: Served, dataset: Dataset) -> None:
+def test_the_oracle_predicts_what_was_clicked(served: ServedVisits, dataset: Dataset) -> None:
     log_p, position, click = oracle_predictions(with_table(served), dataset, "train")
     assert len(log_p) == dataset.rows("train")
     expected = np.exp(log_p.astype(np.float64))

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from urank.clicks.calibration import fit_calibration
-from urank.clicks.gbdt import GbdtClicks
-from urank.clicks.heads import build_network
-from urank.clicks.model import ClickModel, Member, NetworkClicks
-from urank.features import Categorical, Featurizer, Numeric
-from urank.rankers.gbdt import TreesScorer
-from urank.rankers.network import NetworkScorer
-from urank.rankers.ranking import RankingModel, Scorer
-from urank.rankers.urank import RankerConfig, build_scorer
-from urank.training import seeded
+from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.families import build_network
+from urank.clicks.trees import GbdtClicks
+from urank.learning.features import Categorical, Featurizer, Numeric
+from urank.learning.training import seeded
+from urank.ranking.ranking_model import RankingModel, Scorer
+from urank.ranking.urank_network import NetworkScorer, RankerConfig, build_scorer
+from urank.ranking.urank_trees import TreesScorer
 
 K = 5
 NUMBERS = (

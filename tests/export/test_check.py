@@ -12,10 +12,9 @@ from onnx import numpy_helper
 
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, build
 from urank.errors import DataError
-from urank.export.check import ROWS, check_graph, missing_text, random_rows, raw_number, text_feed
-from urank.export.folder import Export
-from urank.features import Categorical, Featurizer, Numeric
-from urank.scaling import signed_log
+from urank.export.bundle import ROWS, Export, check_graph, missing_text, random_rows, raw_number, text_feed
+from urank.learning.features import Categorical, Featurizer, Numeric
+from urank.log.columns import signed_log
 
 Exported = Callable[[Case, str], Export]
 
@@ -88,7 +87,7 @@ def test_a_graph_that_was_changed_a_little(change: float, exported: Exported, tm
 
 
 def test_another_shape() -> None:
-    from urank.export.check import _difference
+    from urank.export.bundle import _difference
 
     one, two = np.zeros((3, 2)), np.zeros(3)
     with pytest.raises(DataError, match=r"is not the model: log_ctr must be \(3, 2\); it is \(3,\)"):

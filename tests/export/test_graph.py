@@ -13,14 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from export.models import ALONE, CASES, FEATURIZERS, Case, K, build
-from urank.clicks.tree_onnx import IR_VERSION, OPSETS
 from urank.export import graph as module
-from urank.export.check import random_rows, text_feed
-from urank.export.folder import Export
-from urank.export.graph import coded_graph, text_graph
+from urank.export.bundle import Export, random_rows, text_feed
+from urank.export.graph import IR_VERSION, OPSETS, coded_graph, text_graph
 from urank.export.vespa import coded_feed
-from urank.features import Inputs
-from urank.rankers.ranking import RankingModel
+from urank.learning.features import Inputs
+from urank.ranking.ranking_model import RankingModel
 
 Exported = Callable[[Case, str], Export]
 FEEDS = {"onnx": text_feed, "vespa": coded_feed}

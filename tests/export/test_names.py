@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.export.names import identifiers, is_identifier
+from urank.export.vespa import identifiers, is_identifier
 
 names = st.lists(
     st.one_of(st.text(max_size=8), st.sampled_from(["a b", "a.b", "A_b", "if", "IF", "f_if", "1", ""])), unique=True

@@ -15,7 +15,7 @@ import pytest
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import onnx as module
-from urank.export.folder import Export
+from urank.export.bundle import Export
 from urank.export.onnx import export_onnx
 from urank.export.vespa import export_vespa
 

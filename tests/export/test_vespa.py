@@ -17,10 +17,9 @@ from export.application import IDENTIFIER, Block, parse, tensor
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import vespa as module
-from urank.export.check import random_rows
-from urank.export.folder import Export
+from urank.export.bundle import Export, random_rows
 from urank.export.vespa import export_vespa
-from urank.rankers.ranking import RankingModel
+from urank.ranking.ranking_model import RankingModel
 
 Exported = Callable[[Case, str], Export]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -223,7 +222,7 @@ def test_a_feature_whose_name_spans_lines(tmp_path: Path) -> None:
     """Nothing of a name reaches the texts but as an identifier or within a comment of one line."""
     from dataclasses import replace
 
-    from urank.features import Featurizer, Numeric
+    from urank.learning.features import Featurizer, Numeric
 
     model = build(ALONE)
     numbers = tuple(

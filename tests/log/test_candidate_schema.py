@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from urank.errors import ConfigError, DataError
-from urank.log.candidate_schema import CandidateSchema, candidate_schema
-from urank.log.schema import Feature
+from urank.log.candidates import CandidateSchema, candidate_schema
+from urank.log.columns import Feature
 
 DTYPES: Mapping[str, pl.DataType] = {
     "query_id": pl.Int64(),

@@ -10,16 +10,14 @@ import polars as pl
 import pytest
 
 import urank
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import fit_clicks, predictions
+from urank.clicks.fitting import ClickConfig, fit_clicks, predictions
 from urank.errors import ConfigError, DataError
-from urank.log import write
+from urank.evaluation.cross_fitting import VALID_SHARE, fold_of, folds
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.learning.training import TrainingConfig
+from urank.log import prepare
 from urank.log.dataset import Dataset
-from urank.log.folds import VALID_SHARE, fold_of, folds
-from urank.log.split import SPLITS
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
-from urank.training import TrainingConfig
+from urank.log.splits import SPLITS
 
 SESSIONS = 3
 
@@ -30,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("folds")
     log = simulate(SimulationConfig(queries=300, sessions=SESSIONS, features=3, candidates=5, positions=5, seed=1)).log
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "ROW_GROUP_BYTES", 5_000)
+        patch.setattr(prepare, "ROW_GROUP_BYTES", 5_000)
         urank.prepare(urank.read(log), folder / "prepared", valid=0.3, test=0.3)
     dataset = Dataset(folder / "prepared")
     assert all(len(dataset.groups(split)) > 3 for split in SPLITS)

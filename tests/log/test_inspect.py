@@ -12,11 +12,9 @@ from scipy import stats
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log import confounding, tally
-from urank.log.confounding import heavy_tails, id_like, outcomes
-from urank.log.facts import wilson_interval
-from urank.log.inspect import Inspection
-from urank.log.interventions import find_interventions, ranges
+from urank.log import identifiability, inspection
+from urank.log.identifiability import find_interventions, heavy_tails, id_like, outcomes, ranges
+from urank.log.inspection import Inspection, wilson_interval
 
 
 def make_log(positions_of_item: Any, *, lists: int = 400, seed: int = 0, rate: float = 0.5) -> pl.DataFrame:
@@ -178,8 +176,8 @@ def test_sampling_keeps_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     )
     exact = urank.inspect(log).facts
-    monkeypatch.setattr(tally, "SAMPLE_ROWS", 2000)
-    monkeypatch.setattr(tally, "PAIR_ROWS", 1000)
+    monkeypatch.setattr(inspection, "SAMPLE_ROWS", 2000)
+    monkeypatch.setattr(inspection, "PAIR_ROWS", 1000)
     sampled = urank.inspect(log).facts
     assert sampled.curve == exact.curve
     assert sampled.lists == exact.lists
@@ -195,9 +193,9 @@ def test_sampling_keeps_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_few_items_are_never_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     log = urank.read(make_log(lambda i: np.roll([1, 2], i % 2), lists=5000))
     exact = urank.inspect(log).facts
-    monkeypatch.setattr(tally, "SAMPLE_ROWS", 500)
-    monkeypatch.setattr(tally, "PAIR_ROWS", 3)
-    monkeypatch.setattr(tally, "MERGE_ROWS", 100)
+    monkeypatch.setattr(inspection, "SAMPLE_ROWS", 500)
+    monkeypatch.setattr(inspection, "PAIR_ROWS", 3)
+    monkeypatch.setattr(inspection, "MERGE_ROWS", 100)
     sampled = urank.inspect(log)
     assert sampled.facts.items == 2
     assert sampled.verdict.level == "learnable"
@@ -209,7 +207,7 @@ def test_clicks_at_random_are_exact_whatever_is_sampled(monkeypatch: pytest.Monk
     log = make_log(lambda _: np.arange(1, 4), lists=3000).with_columns(
         item_id=pl.int_range(pl.len()), policy=pl.lit("random")
     )
-    monkeypatch.setattr(tally, "PAIR_ROWS", 100)
+    monkeypatch.setattr(inspection, "PAIR_ROWS", 100)
     facts = urank.inspect(urank.read(log), randomised=["random"]).facts
     clicks = log.group_by("position").agg(pl.col("click").sum()).sort("position")["click"].to_numpy()
     assert sorted(facts.interventions.evidence)[-1] <= clicks.max() * 1.2
@@ -218,13 +216,13 @@ def test_clicks_at_random_are_exact_whatever_is_sampled(monkeypatch: pytest.Monk
 
 def test_one_query_with_many_showings_is_sampled_by_list(monkeypatch: pytest.MonkeyPatch) -> None:
     log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=500).rename({"query_id": "session_id"})
-    monkeypatch.setattr(tally, "SAMPLE_ROWS", 400)
+    monkeypatch.setattr(inspection, "SAMPLE_ROWS", 400)
     facts = urank.inspect(urank.read(log.with_columns(query_id=pl.lit("q")))).facts
     assert (facts.queries, facts.lists) == (1, 500)
     assert facts.confounding is not None
     assert 100 <= facts.confounding.rows <= 400
     assert facts.same_query_moves == 5
-    monkeypatch.setattr(tally, "SAMPLE_ROWS", 2)
+    monkeypatch.setattr(inspection, "SAMPLE_ROWS", 2)
     assert urank.inspect(urank.read(log.with_columns(query_id=pl.lit("q")))).facts.rows == 2500
 
 
@@ -271,17 +269,17 @@ def test_many_columns_are_regressed_in_parts_or_selected(monkeypatch: pytest.Mon
     wide = log.with_columns(pl.Series(f"f{i}", rng.normal(size=log.height)) for i in range(30))
     wide = wide.with_columns(f7=pl.col("position") + pl.col("f7"))
     whole = urank.inspect(urank.read(wide)).facts.confounding
-    monkeypatch.setattr(confounding, "BLOCK_CELLS", 700)
+    monkeypatch.setattr(identifiability, "BLOCK_CELLS", 700)
     parts = urank.inspect(urank.read(wide)).facts.confounding
     assert whole is not None
     assert parts is not None
     assert parts.share == pytest.approx(whole.share, abs=1e-9)
     assert next(iter(parts.strongest)) == "f7"
-    monkeypatch.setattr(confounding, "MOST_WORK", 31**2 * 900)
+    monkeypatch.setattr(identifiability, "MOST_WORK", 31**2 * 900)
     fewer = urank.inspect(urank.read(wide)).facts.confounding
     assert fewer is not None
     assert fewer.rows == 900
-    monkeypatch.setattr(confounding, "MOST_COLUMNS", 5)
+    monkeypatch.setattr(identifiability, "MOST_COLUMNS", 5)
     assert urank.inspect(urank.read(wide)).facts.confounding is not None
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 
 from urank.errors import ConfigError, DataError
-from urank.log import letor
-from urank.log.letor import Letor, is_letor, letor_files, read_letor
+from urank.log import svmlight
+from urank.log.svmlight import Letor, is_letor, letor_files, read_letor
 
 Write = Callable[..., Path]
 
@@ -78,10 +78,10 @@ PLAIN = "2 qid:1 1:0.5 2:3\n0 qid:1 1:1 2:4\n1 qid:2 1:2 2:5\n"
         pytest.param(PLAIN.replace("0 qid", "+0e0 qid").replace("2 qid", "2.0 qid"), id="labels as floats"),
     ],
 )
-@pytest.mark.parametrize("block_bytes", [letor.BLOCK_BYTES, 1])
+@pytest.mark.parametrize("block_bytes", [svmlight.BLOCK_BYTES, 1])
 def test_layout_does_not_matter(text: str, block_bytes: int, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_letor(write(PLAIN, "plain.txt"))
-    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(svmlight, "BLOCK_BYTES", block_bytes)
     assert_same(read_letor(write(text)), expected)
     assert expected.features.tolist() == [[0.5, 3], [1, 4], [2, 5]]
 
@@ -114,7 +114,7 @@ def test_item_ids_come_from_the_comments(comments: list[str], items: list[str] |
 
 
 def test_item_ids_need_every_block(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(svmlight, "BLOCK_BYTES", 1)
     assert read_letor(write("1 qid:1 1:1 #docid=a\n1 qid:1 1:1 #docid=b\n")).item.to_list() == ["a", "b"]
     assert read_letor(write("1 qid:1 1:1 #docid=a\n1 qid:1 1:1\n")).item is None
 
@@ -147,7 +147,7 @@ def test_n_features_sets_the_width(write: Write) -> None:
 
 
 def test_later_blocks_may_be_wider(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(svmlight, "BLOCK_BYTES", 1)
     data = read_letor(write("1 qid:1 1:1\n1 qid:1 3:3\n1 qid:1 2:2\n"))
     assert data.features.tolist() == [[1, 0, 0], [0, 0, 3], [0, 2, 0]]
 
@@ -267,11 +267,11 @@ LABEL = "label must be a number from 0 up"
         ("2 qid:1e300 1:1", "qid must be a whole number"),
     ],
 )
-@pytest.mark.parametrize("block_bytes", [letor.BLOCK_BYTES, 40])
+@pytest.mark.parametrize("block_bytes", [svmlight.BLOCK_BYTES, 40])
 def test_a_wrong_line_is_named(
     line: str, message: str, block_bytes: int, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letor, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(svmlight, "BLOCK_BYTES", block_bytes)
     good = "1 qid:1 1:0.5 2:1\n"
     path = write(good * 5 + "\n# comment\n" + line + "\n" + good * 4 + "also wrong\n")
     with pytest.raises(DataError) as error:
@@ -371,7 +371,7 @@ def test_round_trip(
         )
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(letor, "BLOCK_BYTES", block_bytes)
+        patch.setattr(svmlight, "BLOCK_BYTES", block_bytes)
         data = read_letor(path, n_features=9)
     first = {query: n for n, query in reversed(list(enumerate(query for _, query, _ in lines)))}
     expected = sorted(lines, key=lambda line: first[line[1]])
@@ -439,7 +439,7 @@ def test_the_filler_of_istella_is_missing(tmp_path: Path) -> None:
 
 
 def test_an_index_that_would_take_all_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letor, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(svmlight, "MOST_BYTES", 1 << 20)
     path = write("1 qid:1 1:1\n" * 9 + "1 qid:1 90000:1\n")
     with pytest.raises(
         DataError, match=r"10 documents with features up to 90,000 take .* GB as a table, .* an index wrong"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.log.lists import list_ids, offsets_of_runs, pad, positions_by_score, where_items
+from urank.log.ragged import list_ids, offsets_of_runs, pad, positions_by_score, where_items
 
 lengths = st.lists(st.integers(1, 6), min_size=1, max_size=8)
 

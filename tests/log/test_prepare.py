@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log import arrange, buckets, summary, write
-from urank.log.split import SPLITS, split_by_hash, stable_hash
+from urank.log import prepare
+from urank.log.splits import SPLITS, split_by_hash, stable_hash
 
 
 def impressions(queries: int, seed: int = 0, *, sessions: int = 1) -> pl.DataFrame:
@@ -115,7 +115,7 @@ def test_on_disk_and_in_memory_agree_and_order_does_not_matter(tmp_path: Path) -
 
 
 def test_two_ids_with_one_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrange, "stable_hash", lambda ids: np.full(len(ids), 7, dtype=np.uint64))
+    monkeypatch.setattr(prepare, "stable_hash", lambda ids: np.full(len(ids), 7, dtype=np.uint64))
     log = impressions(20)
     urank.prepare(urank.read(log), tmp_path / "out")
     assert read_back(tmp_path / "out")["query_id"].n_unique() == 20
@@ -123,8 +123,8 @@ def test_two_ids_with_one_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_row_groups_and_files_have_the_size_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "ROW_GROUP_BYTES", 20_000)
-    monkeypatch.setattr(write, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(prepare, "ROW_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(prepare, "FILE_BYTES", 100_000)
     log = impressions(3000)
     urank.prepare(urank.read(log), tmp_path / "out")
     files = sorted((tmp_path / "out" / "train").glob("*.parquet"))
@@ -238,7 +238,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 def test_buckets_keep_queries_whole(tmp_path: Path) -> None:
     keys = np.random.default_rng(0).integers(0, 500, 5000).astype(np.uint64)
     frame = pl.DataFrame({"__urank_query": keys, "x": np.arange(5000)})
-    with buckets.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400) as found:
+    with prepare.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400) as found:
         for start in range(0, 5000, 700):
             found.add(frame[start : start + 700])
         parts = list(found)
@@ -252,7 +252,7 @@ def test_buckets_keep_queries_whole(tmp_path: Path) -> None:
 def test_a_bucket_that_became_too_large_is_scattered_again(tmp_path: Path, source_bytes: int) -> None:
     keys = np.random.default_rng(0).integers(0, 20_000, 60_000).astype(np.uint64)
     frame = pl.DataFrame({"__urank_query": keys, "x": np.arange(len(keys))})
-    with buckets.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400, source_bytes=source_bytes) as found:
+    with prepare.Buckets(tmp_path / "b", row_bytes=1, bucket_bytes=400, source_bytes=source_bytes) as found:
         for start in range(0, len(keys), 7_000):
             found.add(frame[start : start + 7_000])
         count = len(found)
@@ -276,7 +276,7 @@ def test_preparing_again_gives_the_same_split(tmp_path: Path) -> None:
 
 
 def test_many_categories_are_counted_alike_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "MAX_CATEGORIES", 20)
+    monkeypatch.setattr(prepare, "MAX_CATEGORIES", 20)
     log = impressions(300).with_columns(
         few=pl.int_range(pl.len()).mod(20).cast(pl.String), many=pl.int_range(pl.len()).mod(21).cast(pl.String)
     )

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 import urank
 from urank.errors import DataError
-from urank.log import write
-from urank.log.dataset import Block, Dataset, Group
-from urank.log.folds import folds
-from urank.log.sample import sampled
-from urank.log.split import SPLITS
+from urank.evaluation.cross_fitting import folds
+from urank.log import prepare
+from urank.log.dataset import Block, Dataset, Group, sampled
+from urank.log.splits import SPLITS
 from urank.memory import Memory
 
 
@@ -39,7 +38,7 @@ def prepared(folder: Path, queries: int, row_group_bytes: int) -> Dataset:
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "ROW_GROUP_BYTES", row_group_bytes)
+        patch.setattr(prepare, "ROW_GROUP_BYTES", row_group_bytes)
         urank.prepare(urank.read(log), folder, valid=0.3, test=0.3)
     return Dataset(folder, memory=Memory(12345))
 

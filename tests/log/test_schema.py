@@ -15,8 +15,8 @@ import pytest
 
 import urank
 from urank.errors import ConfigError, DataError
+from urank.log.columns import LogSchema
 from urank.log.dataset import Dataset
-from urank.log.schema import LogSchema
 
 INF, NAN = float("inf"), float("nan")
 

@@ -11,11 +11,10 @@ import pytest
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.log.dataset import Dataset
-from urank.log.folds import folds
-from urank.log.shown import has_unseen, shown
-from urank.log.split import SPLITS
-from urank.log.summary import positions_of
+from urank.evaluation.cross_fitting import folds
+from urank.log.dataset import Dataset, drop_unseen, has_unseen
+from urank.log.prepare import positions_of
+from urank.log.splits import SPLITS
 
 K = 3
 
@@ -59,7 +58,7 @@ def test_a_split_of_a_prepared_folder_knows_it_too(prepared: Dataset) -> None:
 
 
 def test_what_was_shown_is_seen_alone(prepared: Dataset) -> None:
-    seen = shown(prepared)
+    seen = drop_unseen(prepared)
     for split in SPLITS:
         (block,) = seen.blocks(split, ["price"])
         lists = prepared.description["counts"][split]["lists"]
@@ -70,7 +69,7 @@ def test_what_was_shown_is_seen_alone(prepared: Dataset) -> None:
 
 def test_a_fold_is_seen_in_the_same_way(prepared: Dataset) -> None:
     fold = folds(prepared, ["train"])[0]
-    seen = shown(fold)
+    seen = drop_unseen(fold)
     assert seen.rows("test") == fold.rows("test") // 8 * K
     assert [group.lists for group in seen.groups("test")] == [group.lists for group in fold.groups("test")]
     assert all(block.column("position").max() == K for block in seen.blocks("test", ["price"]))
@@ -82,7 +81,7 @@ def test_a_log_of_which_all_was_shown_is_itself(tmp_path: Path) -> None:
     assert list(described["counts"]["train"]) == ["queries", "lists", "rows", "clicks"]
     dataset = Dataset(tmp_path / "all")
     assert not has_unseen(dataset)
-    assert shown(dataset) is dataset
+    assert drop_unseen(dataset) is dataset
 
 
 def test_more_positions_than_there_are_change_nothing_else(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_list_of_which_nothing_was_shown_is_empty(tmp_path: Path) -> None:
     log = pl.concat([candidates(3).with_columns(pl.col("query_id").cast(pl.String)), below], how="vertical_relaxed")
     urank.prepare(urank.read(log), tmp_path / "out", positions=K, valid=0, test=0)
     dataset = Dataset(tmp_path / "out")
-    (block,) = shown(dataset).blocks("train", ["price"])
+    (block,) = drop_unseen(dataset).blocks("train", ["price"])
     assert sorted(np.diff(block.offsets).tolist()) == [0, 3, 3, 3]
     assert dataset.rows("train") == 3 * 8 + 2
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.errors import ConfigError
-from urank.log import split
-from urank.log.split import SPLITS, split_by_hash, split_by_time, stable_hash
+from urank.log import splits
+from urank.log.splits import SPLITS, split_by_hash, split_by_time, stable_hash
 
 
 def reference_hash(text: str, seed: int = 0) -> int:
@@ -90,5 +90,5 @@ def test_time_cuts_with_ties_and_at_the_ends(times: object, valid: float, test: 
 def test_long_texts_are_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = pl.Series(["a" * 50, "", "b" * 3, "c" * 200, "", "d"])
     whole = stable_hash(texts)
-    monkeypatch.setattr(split, "CHUNK_BYTES", 60)
+    monkeypatch.setattr(splits, "CHUNK_BYTES", 60)
     assert stable_hash(texts).tolist() == whole.tolist()

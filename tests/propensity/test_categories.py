@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from propensity.logs import STEEPNESS, prepared, shuffled, swapped
 from urank.errors import ConfigError, DataError
 from urank.log.dataset import Block
-from urank.log.lists import list_ids, offsets_of_runs
-from urank.propensity.categories import MIN_CLICKS, ByCategory, category_curves, credibility, fit_by_category
-from urank.propensity.files import load_propensity, save_propensity
-from urank.propensity.fit import fit_propensity
-from urank.propensity.model import Curve, inverse_propensity
+from urank.log.ragged import list_ids, offsets_of_runs
+from urank.propensity.examination import ExaminationCurve, inverse_propensity
+from urank.propensity.methods import fit_propensity, load_propensity, save_propensity
 from urank.propensity.randomised import (
+    MIN_CLICKS,
+    ByCategory,
     Counts,
+    category_curves,
+    credibility,
     curve_of_queries,
+    fit_by_category,
     fit_randomised,
     group_rates,
     list_counts,
@@ -35,7 +38,7 @@ K = 5
 LOGS = 100
 
 
-def counted(log: pl.DataFrame) -> tuple[Counts, NDArray[np.int64], Curve]:
+def counted(log: pl.DataFrame) -> tuple[Counts, NDArray[np.int64], ExaminationCurve]:
     """The counts of all categories, in the order of the alphabet, where each begins, and the overall curve."""
     offsets = offsets_of_runs(log["session_id"].to_numpy())
     names = log["category"].rank("dense").to_numpy().astype(np.int64)
@@ -279,7 +282,7 @@ def test_policies_are_those_of_randomised_lists(tmp_path: Path) -> None:
 
 
 def test_clicks_are_weighed_by_category() -> None:
-    found = ByCategory("x", "kind", Curve("x", (1.0, 0.5)), {"a": Curve("x", (1.0, 0.25))})
+    found = ByCategory("x", "kind", ExaminationCurve("x", (1.0, 0.5)), {"a": ExaminationCurve("x", (1.0, 0.25))})
     assert inverse_propensity(found, items(["a", "a"], "kind")).tolist() == [1, 1 / 0.25]
     assert inverse_propensity(found, items(["a", "b"], "kind")).tolist() == [1, 1 / 0.5]
     with pytest.raises(DataError, match="must know all positions of the log, up to 3; it knows 2"):
@@ -289,8 +292,11 @@ def test_clicks_are_weighed_by_category() -> None:
 ODD = ByCategory(
     "randomised by kind",
     "kind",
-    Curve("randomised", (1.0, 0.1 + 0.2), (0.0, 0.01)),
-    {name: Curve("randomised", (1.0, 1 / 3), (0.0, 0.02)) for name in ("", "ä „b“", 'a "quoted"\n', "column", "7")},
+    ExaminationCurve("randomised", (1.0, 0.1 + 0.2), (0.0, 0.01)),
+    {
+        name: ExaminationCurve("randomised", (1.0, 1 / 3), (0.0, 0.02))
+        for name in ("", "ä „b“", 'a "quoted"\n', "column", "7")
+    },
 )
 
 

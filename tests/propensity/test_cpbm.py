@@ -13,11 +13,11 @@ import torch
 from propensity.logs import prepared, swapped
 from simulated import Small, make
 from urank.errors import DataError
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Block
 from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual, fit_cpbm, list_means, pairs_loss
+from urank.propensity.examination import Propensity, spread
 from urank.propensity.harvest import pair_numbers
-from urank.propensity.model import Propensity, spread
-from urank.training import TrainingConfig
 
 QUICK = CpbmConfig(training=TrainingConfig(epochs=2, batch_lists=32), seed=3)
 

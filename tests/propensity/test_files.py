@@ -12,13 +12,12 @@ from safetensors.numpy import save_file
 from simulated import Small
 from urank.errors import ConfigError, DataError
 from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual
-from urank.propensity.files import load_propensity, save_propensity
-from urank.propensity.fit import fit_propensity
-from urank.propensity.model import Curve, Known
+from urank.propensity.examination import ExaminationCurve, Known
+from urank.propensity.methods import fit_propensity, load_propensity, save_propensity
 
 
 def test_curves_come_back(tmp_path: Path) -> None:
-    for curve in (Curve("randomised", (1.0, 0.1 + 0.2), (0.0, 0.01)), Curve("em", (1.0, 0.5))):
+    for curve in (ExaminationCurve("randomised", (1.0, 0.1 + 0.2), (0.0, 0.01)), ExaminationCurve("em", (1.0, 0.5))):
         save_propensity(curve, tmp_path / "new" / "curve.json")
         assert load_propensity(tmp_path / "new" / "curve.json") == curve
 

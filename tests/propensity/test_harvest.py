@@ -11,9 +11,16 @@ from scipy.optimize import check_grad
 
 from propensity.logs import prepared, swapped
 from urank.errors import DataError
-from urank.features import Featurizer
-from urank.propensity.harvest import fit_harvest, harvest_curve, harvest_loss, pair_numbers
-from urank.propensity.pairs import check_joined, harvested, weighted_clicks
+from urank.learning.features import Featurizer
+from urank.propensity.harvest import (
+    check_joined,
+    fit_harvest,
+    harvest_curve,
+    harvest_loss,
+    harvested,
+    pair_numbers,
+    weighted_clicks,
+)
 
 
 def expected(curve: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -7,10 +7,8 @@ from math import nan
 
 import numpy as np
 
-from urank.evaluate.compare import Evaluation, PolicyValue
-from urank.evaluate.specification import Cell, Specification
-from urank.evaluate.stats import Comparison, Interval
-from urank.evaluate.support import Support
+from urank.evaluation.intervals import Comparison, Interval
+from urank.evaluation.policy_evaluation import Cell, Evaluation, PolicyValue, Specification, Support
 
 __all__ = ["cell", "comparison", "evaluation", "interval", "policy", "without_intervals"]
 

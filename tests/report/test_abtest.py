@@ -18,21 +18,29 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from pages import Page
-from urank.abtest.analysis import analyse
-from urank.abtest.checks import SampleRatio, SplitCheck
-from urank.abtest.estimate import Effect, Estimate
+from urank.abtest.always_valid import Look
+from urank.abtest.analysis import Analysis, ArmTotals, Cuped, DayEffect, Result, SampleRatio, SplitCheck, analyse
+from urank.abtest.effects import Effect, Estimate
 from urank.abtest.metrics import METRICS
-from urank.abtest.results import Analysis, ArmTotals, Cuped, DayEffect, Result
-from urank.abtest.sequential import Look
-from urank.report.abtest import print_analysis, write_analysis
-from urank.report.abtest_figures import days_plot, lift_plot, looks_plot
-from urank.report.abtest_simulated import print_judged, write_judged
-from urank.report.abtest_tables import arm_table, check_table, learned_table, result_table, verdict_table
-from urank.report.abtest_words import how_it_is_made, outcome, when_it_was_safe
-from urank.report.figures import svg
-from urank.simulate.abtest import CONTROL, TREATMENT, AbTestConfig, AbTestRun, Learned
-from urank.simulate.judged import JudgedTest
-from urank.simulate.visits import simulate_visits
+from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig, AbTestRun, JudgedTest, Learned
+from urank.lab.live_test_report import print_judged, write_judged
+from urank.lab.visits import simulate_visits
+from urank.report.abtest_report import (
+    arm_table,
+    check_table,
+    days_plot,
+    how_it_is_made,
+    learned_table,
+    lift_plot,
+    looks_plot,
+    outcome,
+    print_analysis,
+    result_table,
+    verdict_table,
+    when_it_was_safe,
+    write_analysis,
+)
+from urank.report.style import svg
 
 DAYS = ["2020-05-06", "2020-05-07", "2020-05-08", "2020-05-09"]
 
@@ -310,7 +318,7 @@ def test_what_a_simulated_test_came_to(judged: JudgedTest, tmp_path: Path) -> No
 
 def test_tables_need_neither_torch_nor_matplotlib() -> None:
     script = (
-        "import sys, urank.report.abtest, urank.report.abtest_plan, urank.report.abtest_simulated; "
+        "import sys, urank.report.abtest_report, urank.report.abtest_report, urank.lab.live_test_report; "
         "assert not {'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from pages import Page
-from urank.abtest.plan import plan
-from urank.report.abtest_plan import plan_plot, plan_table, print_plans, write_plans
-from urank.report.figures import svg
-from urank.simulate.visits import simulate_visits
+from urank.abtest.planning import plan
+from urank.lab.visits import simulate_visits
+from urank.report.abtest_report import plan_plot, plan_table, print_plans, write_plans
+from urank.report.style import svg
 
 
 def test_the_table_of_a_plan() -> None:

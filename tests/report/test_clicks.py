@@ -15,11 +15,17 @@ import pytest
 from rich.console import Console
 
 from pages import Page
-from urank.evaluate.quality import Quality, quality, reliability
-from urank.report.click_figures import loss_curves, rates_by_position, reliability_plot
-from urank.report.click_terminal import print_fit
-from urank.report.clicks import FitReport, fit_tables, write_fit
-from urank.report.figures import svg
+from urank.evaluation.click_quality import Quality, quality, reliability
+from urank.report.click_report import (
+    FitReport,
+    fit_tables,
+    loss_curves,
+    print_fit,
+    rates_by_position,
+    reliability_plot,
+    write_fit,
+)
+from urank.report.style import svg
 
 K = 5
 
@@ -155,7 +161,7 @@ def test_rounds_without_a_validation_loss_are_drawn(report: FitReport) -> None:
 
 
 def test_matplotlib_waits_for_the_page() -> None:
-    code = "import sys, urank.report.clicks, urank.report.click_terminal; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, urank.report.click_report, urank.report.click_report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,17 +16,19 @@ from rich.console import Console
 
 from pages import Page
 from report.evaluations import K, cell, comparison, evaluation, policy, without_intervals
-from urank.evaluate.compare import Evaluation
-from urank.evaluate.offpolicy import ESTIMATORS
-from urank.report.evaluation import (
+from urank.evaluation.estimators import ESTIMATORS
+from urank.evaluation.policy_evaluation import Evaluation
+from urank.report.evaluation_report import (
+    cutoffs_plot,
+    differences_plot,
+    estimates_plot,
     evaluation_sections,
     evaluation_sentence,
     evaluation_tables,
     print_evaluation,
     write_evaluation,
 )
-from urank.report.evaluation_figures import cutoffs_plot, differences_plot, estimates_plot
-from urank.report.figures import svg
+from urank.report.style import svg
 from urank.report.tables import Table
 
 ODD = ["<b>a & b</b>", "$10_$20", "_hidden", "[red]x[/]", ":smile:", "模型"]
@@ -342,7 +344,7 @@ def test_many_policies_can_be_drawn() -> None:
 
 
 def test_torch_and_matplotlib_wait() -> None:
-    code = "import sys, urank.report.evaluation; sys.exit(bool({'matplotlib', 'torch'} & set(sys.modules)))"
+    code = "import sys, urank.report.evaluation_report; sys.exit(bool({'matplotlib', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from pages import Page
 from report.evaluations import comparison, evaluation, policy, without_intervals
-from urank.evaluate.guardrail import GuardLevel, GuardLevels
-from urank.rankers.guardrail import Guard, Moves
-from urank.report.figures import svg
-from urank.report.guardrail import guard_table, print_guard, write_guard
-from urank.report.guardrail_figures import guard_plot
+from urank.evaluation.guard_sweep import GuardLevel, GuardLevels
+from urank.ranking.guard import Guard, Moves
+from urank.report.guard_report import guard_plot, guard_table, print_guard, write_guard
+from urank.report.style import svg
 
 
 @pytest.fixture
@@ -136,5 +135,5 @@ def test_what_has_no_percents_or_no_interval(found: GuardLevels, tmp_path: Path,
 
 
 def test_tables_need_no_torch() -> None:
-    script = "import sys, urank.report.guardrail; assert not {'torch', 'matplotlib'} & set(sys.modules)"
+    script = "import sys, urank.report.guard_report; assert not {'torch', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

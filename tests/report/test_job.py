@@ -13,14 +13,14 @@ import pytest
 import urank
 from pages import Page
 from report.evaluations import comparison, evaluation, policy
-from urank.clicks.curves import ItemCurve
-from urank.evaluate.compare import Evaluation
-from urank.evaluate.quality import quality
-from urank.log.inspect import Inspection
-from urank.report.clicks import FitReport, fit_sections
-from urank.report.evaluation import evaluation_sections, evaluation_sentence
-from urank.report.inspection import inspection_sections
-from urank.report.job import write_job
+from urank.clicks.item_curves import ItemCurve
+from urank.evaluation.click_quality import quality
+from urank.evaluation.policy_evaluation import Evaluation
+from urank.log.inspection import Inspection
+from urank.report.click_report import FitReport, fit_sections
+from urank.report.evaluation_report import evaluation_sections, evaluation_sentence
+from urank.report.inspection_report import inspection_sections
+from urank.report.run_report import write_job
 
 WHY = "match earns 0.0123 more clicks a list than score on the validation split <p = 0.01>"
 

@@ -18,11 +18,21 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from pages import Page
-from urank.paper.results import METRICS, AucRow, Claim, Kind, ListExample, PositionCurve, Reproduction, Row
-from urank.report.figures import svg
-from urank.report.paper import print_reproduction, reproduction_sections, reproduction_sentence, write_reproduction
-from urank.report.paper_figures import clicks_plot, lists_plot, positions_plot
-from urank.report.paper_tables import architecture_table, claim_table, compact_table, performance_table
+from urank.lab.paper_report import (
+    architecture_table,
+    claim_table,
+    clicks_plot,
+    compact_table,
+    lists_plot,
+    performance_table,
+    positions_plot,
+    print_reproduction,
+    reproduction_sections,
+    reproduction_sentence,
+    write_reproduction,
+)
+from urank.lab.results import METRICS, AucRow, Claim, Kind, ListExample, PositionCurve, Reproduction, Row
+from urank.report.style import svg
 from urank.report.tables import Table
 
 ODD = ["<b>a & b</b>", "$10_$20", "_hidden", "[red]x[/]", ":smile:", "模型"]
@@ -427,5 +437,5 @@ def test_names_in_figures_are_shown_as_they_are() -> None:
 
 
 def test_torch_and_matplotlib_wait() -> None:
-    code = "import sys, urank.report.paper; sys.exit(bool({'matplotlib', 'torch'} & set(sys.modules)))"
+    code = "import sys, urank.lab.paper_report; sys.exit(bool({'matplotlib', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,11 +13,10 @@ from rich.console import Console
 
 import urank
 from pages import Page
-from urank.log.inspect import Inspection
-from urank.report.figures import click_curves, svg
-from urank.report.inspection import write_inspection
-from urank.report.tables import Table, bar
-from urank.report.terminal import print_inspection, terminal_table
+from urank.log.inspection import Inspection
+from urank.report.inspection_report import write_inspection
+from urank.report.style import click_curves, svg
+from urank.report.tables import Table, bar, print_inspection, terminal_table
 
 
 @pytest.fixture(scope="module")

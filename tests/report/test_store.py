@@ -16,12 +16,23 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from pages import Page
-from urank.paper.results import METRICS, STORE_METRICS, Claim, Kind, Reproduction, Row, StoreRow
-from urank.report.figures import svg
-from urank.report.paper import print_reproduction, reproduction_sections, reproduction_sentence, write_reproduction
-from urank.report.paper_figures import KINDS
-from urank.report.store_figures import agreement_plot, downloads_plot
-from urank.report.store_tables import SCENARIOS, compact_scenario_table, published_table, scenario_table
+from urank.lab.appstore_report import (
+    SCENARIOS,
+    agreement_plot,
+    compact_scenario_table,
+    downloads_plot,
+    published_table,
+    scenario_table,
+)
+from urank.lab.paper_report import (
+    KINDS,
+    print_reproduction,
+    reproduction_sections,
+    reproduction_sentence,
+    write_reproduction,
+)
+from urank.lab.results import METRICS, STORE_METRICS, Claim, Kind, Reproduction, Row, StoreRow
+from urank.report.style import svg
 from urank.report.tables import Table
 
 ODD = ["<b>a & b</b>", "$10_$20", "_hidden", "[red]x[/]", ":smile:", "模型"]

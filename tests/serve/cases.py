@@ -15,19 +15,18 @@ import numpy as np
 import polars as pl
 
 from urank.serve.app import build_app
-from urank.serve.bodies import Limits
-from urank.serve.config import ServeConfig
-from urank.serve.items import Lists, Reader
-from urank.serve.models import Served, Sources
+from urank.serve.models import ActiveModels, ServedModel, Sources, load_served
 from urank.serve.openapi import body_models
-from urank.serve.runtime import ServedModel, load_served
+from urank.serve.request_arrays import Reader, RequestLists
+from urank.serve.schemas import Limits
+from urank.serve.settings import ServeConfig
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another version of httpx
     from starlette.testclient import TestClient
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.rankers.ranking import RankingModel
+    from urank.ranking.ranking_model import RankingModel
 
 __all__ = [
     "KINDS",
@@ -64,8 +63,8 @@ def ranker(kind: str, seed: int = 0) -> RankingModel:
 
 def saved(kind: str, seed: int = 0) -> Path:
     """The folder of a model; it lives as long as the process."""
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
+    from urank.model_io import save_model
+    from urank.ranking.settings import UrankConfig
 
     folder = _home() / f"{kind}-{seed}"
     if not folder.exists():
@@ -131,13 +130,13 @@ def frame(queries: Sequence[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def reader_of(served: Served | ServedModel, *, ignore_unknown: bool = False, **limits: Any) -> Reader:
+def reader_of(served: ActiveModels | ServedModel, *, ignore_unknown: bool = False, **limits: Any) -> Reader:
     """What reads requests for a model."""
-    served = Served(served) if isinstance(served, ServedModel) else served
+    served = ActiveModels(served) if isinstance(served, ServedModel) else served
     return Reader(served.numeric, served.categorical, Limits(**limits), ignore_unknown=ignore_unknown)
 
 
-def lists_of(reader: Reader, queries: Sequence[dict[str, Any]], *, batch: bool = True) -> Lists:
+def lists_of(reader: Reader, queries: Sequence[dict[str, Any]], *, batch: bool = True) -> RequestLists:
     """Requests as arrays, by way of the types that parse bodies."""
     model = body_models(bool(reader.categorical), Limits(candidates=10**6, queries=10**6))["RankQuery"]
     return reader.lists([model.model_validate(query) for query in queries], batch=batch)

@@ -11,7 +11,7 @@ from serve.server import save_served
 
 if TYPE_CHECKING:  # torch is slow to load
     from simulated import Small
-    from urank.api import ModelFit
+    from urank.pipeline import ModelFit
 
 
 @pytest.fixture(scope="session")

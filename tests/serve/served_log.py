@@ -11,18 +11,22 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from urank.serve.compact import Compaction, compact
-from urank.serve.records import (
+from urank.serve.feedback_export import CompactionStats, compact
+from urank.serve.feedback_store import (
     Columns,
     FeedbackRecord,
     RankingRecord,
     Record,
     ShadowRecord,
     decode,
+    durable_folder,
     encode,
+    framed,
     new_ranking_id,
+    open_segment,
+    read_segment,
+    segment_path,
 )
-from urank.serve.segments import durable_folder, framed, open_segment, read_segment, segment_path
 
 PLAIN = Columns(("price", "age"), ("brand",), value=False, explored=False)
 VALUED = Columns(("price", "age"), ("brand",), value=True, explored=True)
@@ -139,7 +143,7 @@ class Reference:
         return sorted(found, key=lambda row: (str(row[0]), row[2]))
 
 
-def taken(folder: Path, **options: Any) -> Compaction:
+def taken(folder: Path, **options: Any) -> CompactionStats:
     """Compact all that is sealed; nobody else does."""
     found = compact(folder, **{"window_seconds": 0, **options})
     assert found is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.api import ModelFit
+    from urank.pipeline import ModelFit
 
 __all__ = ["running", "save_served"]
 
@@ -57,11 +57,11 @@ def running(
 
 def save_served(fitted: ModelFit, folder: Path, method: str = "score") -> Path:
     """Write a model with its graphs, which is what a server loads."""
-    from urank.config import build
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
+    from urank.config import validate
+    from urank.model_io import save_model
+    from urank.ranking.settings import UrankConfig
 
-    save_model(fitted.model, build(UrankConfig, {"method": method}), folder, onnx=True)
+    save_model(fitted.model, validate(UrankConfig, {"method": method}), folder, onnx=True)
     return folder
 
 

@@ -16,11 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.cases import candidates, client, example, frame, loaded, saved
 from serve.server import running
-from urank.serve.bodies import Accepted, ExplainAnswer, Limits, RankAnswer, RankingsAnswer, Reloaded
-from urank.serve.explore import Exploration
+from urank.serve.feedback_store import new_ranking_id, new_segment
 from urank.serve.models import SplitTest
-from urank.serve.problems import PROBLEM_JSON
-from urank.serve.records import new_ranking_id, new_segment
+from urank.serve.ranking import Exploration
+from urank.serve.schemas import PROBLEM_JSON, Accepted, ExplainAnswer, Limits, RankAnswer, RankingsAnswer, Reloaded
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = {"x-api-key": KEY}

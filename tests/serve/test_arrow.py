@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, client, example, frame, lists_of, loaded, reader_of
-from urank.serve.arrow import ARROW_TYPE, read_lists
-from urank.serve.bodies import Limits
-from urank.serve.items import Lists, Reader
-from urank.serve.problems import Problem
-from urank.serve.runtime import MISSING
+from urank.serve.models import MISSING
+from urank.serve.request_arrays import ARROW_TYPE, Reader, RequestLists, read_lists
+from urank.serve.schemas import Limits, Problem
 
 READER = Reader(("a", "b"), ("c", "d"), Limits())
 HEADERS = {"content-type": ARROW_TYPE}
@@ -48,7 +46,7 @@ def table(**columns: Any) -> pa.Table:
     return pa.table(merged)
 
 
-def read(found: pa.Table | bytes, reader: Reader = READER) -> Lists:
+def read(found: pa.Table | bytes, reader: Reader = READER) -> RequestLists:
     return read_lists(found if isinstance(found, bytes) else stream(found), reader)
 
 
@@ -59,7 +57,7 @@ def refusal(found: pa.Table | bytes, reader: Reader = READER) -> Problem:
     return error.value
 
 
-def same(one: Lists, other: Lists) -> bool:
+def same(one: RequestLists, other: RequestLists) -> bool:
     ours, theirs = one.items, other.items
     return (
         (list(one.query_ids), list(one.item_ids)) == (list(other.query_ids), list(other.item_ids))
@@ -384,7 +382,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(body)
 
 
-def answered(body: bytes) -> Lists | Problem:
+def answered(body: bytes) -> RequestLists | Problem:
     """What becomes of a body; anything but lists and refusals fails the test."""
     try:
         return read_lists(body, READER)
@@ -406,7 +404,7 @@ def test_a_great_many_of_them_are() -> None:
         body = np.frombuffer(VALID[number % len(VALID)], dtype=np.uint8).copy()
         places = rng.integers(len(body), size=rng.integers(1, 5))
         body[places] = rng.integers(256, size=len(places))
-        if isinstance(answered(body.tobytes()), Lists):
+        if isinstance(answered(body.tobytes()), RequestLists):
             read_ += 1
         else:
             refused += 1

@@ -25,9 +25,8 @@ from scipy.stats import binomtest
 import urank
 from serve.server import running
 from urank.client import Client
-from urank.serve.compact import Compaction, compact
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.serve.feedback_export import CompactionStats, compact
 
 SHARE = 0.2
 ROUNDS = 4
@@ -57,7 +56,7 @@ class Loop:
     candidates: pl.DataFrame
     shown: pl.DataFrame
     version: str
-    early: Compaction
+    early: CompactionStats
     last: dict[str, Any]
     log: Path
     first: urank.URank
@@ -149,7 +148,7 @@ def _fitted(log: Any, *, epochs: int) -> urank.URank:
     return urank.URank(method="score", clicks=clicks, scorer={"hidden": [32], "training": training}).fit(log)
 
 
-def _compacted(log: Path) -> Compaction:
+def _compacted(log: Path) -> CompactionStats:
     """A part of the log, made while the server still writes: as soon as it has left its first file for the next."""
     last = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < last:

@@ -38,12 +38,9 @@ from serve.served_log import (
     unmatched,
 )
 from urank.errors import ConfigError, DataError
-from urank.serve import compact as compacting
-from urank.serve.compact import Compaction, compact
-from urank.serve.parts import Notes, Parts, read_notes, shadow_agreement
-from urank.serve.records import FeedbackRecord, RankingRecord, ShadowRecord, encode
-from urank.serve.segments import framed
-from urank.serve.wal import Writer
+from urank.serve import feedback_export as compacting
+from urank.serve.feedback_export import CompactionStats, PartMetadata, Parts, compact, read_notes, shadow_agreement
+from urank.serve.feedback_store import FeedbackRecord, RankingRecord, ShadowRecord, WalWriter, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
 
@@ -62,7 +59,7 @@ def test_rows(tmp_path: Path) -> None:
     clicked = event(shown, "b", conversion=True, value=2.5)
     sealed(tmp_path, 1, shown, other, clicked)
     found = taken(tmp_path)
-    assert found == Compaction(segments=1, rankings=2, impressions=3, clicks=1, conversions=1, parts=1)
+    assert found == CompactionStats(segments=1, rankings=2, impressions=3, clicks=1, conversions=1, parts=1)
     assert left(tmp_path) == []
     frame = pl.read_parquet(tmp_path / "log" / f"{ONE}.parquet")
     assert shown.value is not None and other.value is not None  # noqa: PT018
@@ -158,13 +155,13 @@ def test_late_feedback_is_joined_to_the_part(tmp_path: Path) -> None:
     taken(tmp_path)
     sealed(tmp_path, 2, event(shown, "b"), event(shown, "b", time_us=7), event(shown, "x"))
     found = taken(tmp_path)
-    assert found == Compaction(segments=1, late=1, repeated=1, unmatched=1, parts=1)
+    assert found == CompactionStats(segments=1, late=1, repeated=1, unmatched=1, parts=1)
     assert [row[3] for row in logged(tmp_path)] == [0, 1, 0]
     assert left(tmp_path) == []
     assert unmatched(tmp_path) == {TWO: [event(shown, "x")]}
     before = files(tmp_path)
     sealed(tmp_path, 3, event(shown, "b"))
-    assert taken(tmp_path) == Compaction(segments=1, repeated=1)
+    assert taken(tmp_path) == CompactionStats(segments=1, repeated=1)
     assert files(tmp_path) == before  # nothing new, nothing written
 
 
@@ -182,7 +179,7 @@ def test_unmatched_feedback_is_counted_once_and_kept(tmp_path: Path) -> None:
     assert left(tmp_path) == []
     assert unmatched(tmp_path) == {ONE: lost, TWO: lost[:1], THREE: [empty]}
     before = files(tmp_path)
-    assert taken(tmp_path) == Compaction()
+    assert taken(tmp_path) == CompactionStats()
     assert files(tmp_path) == before
 
 
@@ -203,13 +200,13 @@ def test_a_segment_waits_for_its_window(tmp_path: Path) -> None:
     sealed(tmp_path, 2, event(shown, "a"))
     os.utime(tmp_path / "wal" / f"{ONE}.wal", (1_000, 1_000))
     os.utime(tmp_path / "wal" / f"{TWO}.wal", (1_300, 1_300))
-    assert taken(tmp_path, window_seconds=600, now=1_599) == Compaction(waiting=2)
+    assert taken(tmp_path, window_seconds=600, now=1_599) == CompactionStats(waiting=2)
     first = taken(tmp_path, window_seconds=600, now=1_600)
-    assert first == Compaction(segments=1, rankings=1, impressions=3, clicks=1, parts=1, waiting=1)
+    assert first == CompactionStats(segments=1, rankings=1, impressions=3, clicks=1, parts=1, waiting=1)
     again = taken(tmp_path, window_seconds=600, now=1_800)
-    assert again == Compaction(waiting=1)  # the click was joined, but its segment is not due
+    assert again == CompactionStats(waiting=1)  # the click was joined, but its segment is not due
     last = taken(tmp_path, window_seconds=600, now=1_900)
-    assert last == Compaction(segments=1)  # and it does not count again
+    assert last == CompactionStats(segments=1)  # and it does not count again
     assert left(tmp_path) == []
     assert logged(tmp_path) == Reference([shown], [event(shown, "a")]).rows()
 
@@ -219,14 +216,14 @@ def test_a_segment_that_is_written_to_is_left_alone(tmp_path: Path) -> None:
     shown = ranking(ONE)
     active.write(shown)
     sealed(tmp_path, 2, event(shown, "b"), event(ranking(segment_name(9)), "a"))
-    assert taken(tmp_path) == Compaction(segments=1, waiting=2)
+    assert taken(tmp_path) == CompactionStats(segments=1, waiting=2)
     assert left(tmp_path) == [f"{ONE}.wal", f"{TWO}.joined"]
-    assert taken(tmp_path) == Compaction(waiting=2)
+    assert taken(tmp_path) == CompactionStats(waiting=2)
     active.write(event(shown, "c"))
     active.seal()
     assert (
         taken(tmp_path).to_dict()
-        == Compaction(segments=1, rankings=1, impressions=3, clicks=2, unmatched=1, parts=1).to_dict()
+        == CompactionStats(segments=1, rankings=1, impressions=3, clicks=2, unmatched=1, parts=1).to_dict()
     )
     assert left(tmp_path) == []
     assert [row[3] for row in logged(tmp_path)] == [0, 1, 1]
@@ -243,10 +240,10 @@ def test_feedback_is_not_counted_again_while_its_segment_waits(tmp_path: Path) -
     sealed(tmp_path, 3, event(early, "a"), event(early, "a"), event(early, "x"), event(shown, "a"))
     first = taken(tmp_path)
     assert (first.late, first.repeated, first.unmatched, first.parts, first.waiting) == (1, 1, 1, 1, 2)
-    assert taken(tmp_path) == Compaction(waiting=2)
+    assert taken(tmp_path) == CompactionStats(waiting=2)
     sealed(tmp_path, 4, event(early, "a"), event(shown, "a"))  # nothing new for the part, but to be remembered
-    assert taken(tmp_path) == Compaction(segments=1, repeated=1, parts=1, waiting=3)
-    assert taken(tmp_path) == Compaction(waiting=3)
+    assert taken(tmp_path) == CompactionStats(segments=1, repeated=1, parts=1, waiting=3)
+    assert taken(tmp_path) == CompactionStats(waiting=3)
     active.seal()
     sealed(tmp_path, 5, event(early, "b"))
     last = taken(tmp_path)
@@ -271,7 +268,7 @@ def test_folders_that_are_no_feedback_log(tmp_path: Path) -> None:
             compact(folder)
         assert not list(tmp_path.iterdir())
     (tmp_path / "wal").mkdir()
-    assert taken(tmp_path) == Compaction()
+    assert taken(tmp_path) == CompactionStats()
     for window in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match=f"the window must be seconds from 0 up; got {window}"):
             compact(tmp_path, window_seconds=window)
@@ -332,7 +329,7 @@ def test_torn_and_damaged_bytes_are_counted_once(tmp_path: Path) -> None:
     segment.write_bytes(framed(encode(lists[2]))[:-1])
     segment.seal()
     os.utime(segment.path, (1_000, 1_000))
-    assert taken(tmp_path, window_seconds=600, now=1_100) == Compaction(waiting=1)
+    assert taken(tmp_path, window_seconds=600, now=1_100) == CompactionStats(waiting=1)
     found = taken(tmp_path)
     assert (found.rankings, found.clicks) == (2, 1)
     assert found.torn == len(framed(encode(lists[2]))) - 1
@@ -453,7 +450,7 @@ class World:
         self.used: set[str] = set()
         self.all = Reference()
         self.heard: dict[Path, list[FeedbackRecord]] = {folder: [] for folder in folders}
-        self.counts = Compaction().to_dict()
+        self.counts = CompactionStats().to_dict()
         self.killed = False
 
     def new_segment(self, folder: Path) -> OpenSegment:
@@ -551,7 +548,7 @@ def test_rows_are_those_of_a_plain_join(
     assert_kept(world)
     assert list(folder.rglob(".*")) == []
     settled = files(folder)
-    assert taken(folder) == Compaction()
+    assert taken(folder) == CompactionStats()
     assert files(folder) == settled
     if not world.killed:  # then each count is exact, however often it was compacted
         assert_counts(world)
@@ -577,10 +574,10 @@ def test_rows_of_several_servers_are_those_of_a_plain_join(
     assert_kept(world)
     for folder in data.draw(orders):
         again = taken(folder, also=data.draw(orders))
-        assert again == Compaction(repeated=again.repeated, valueless=again.valueless, parts=again.parts)
+        assert again == CompactionStats(repeated=again.repeated, valueless=again.valueless, parts=again.parts)
     settled = files(root)
     for folder in data.draw(orders):
-        assert taken(folder, also=data.draw(orders)) == Compaction()
+        assert taken(folder, also=data.draw(orders)) == CompactionStats()
     assert files(root) == settled
     assert logged(*world.folders) == world.all.rows()
     assert list(root.rglob(".*")) == []
@@ -630,7 +627,7 @@ def assert_shadows(world: World) -> None:
 
 CHILD = """
 import os, signal, sys
-from urank.serve.compact import compact
+from urank.serve.feedback_export import compact
 
 steps = iter(range(int(sys.argv[2]) + 1))
 
@@ -678,7 +675,7 @@ def test_beside_servers_that_write(tmp_path: Path) -> None:
     """Two writers rotate quickly and hear of clicks on each other's rankings while it runs again and again."""
     everything = Reference()
 
-    async def client(writers: list[Writer], number: int) -> None:
+    async def client(writers: list[WalWriter], number: int) -> None:
         for turn in range(25):
             writer = writers[(number + turn) % 2]
             shown = ranking(writer.segment, seed=turn, time_us=turn)
@@ -689,8 +686,8 @@ def test_beside_servers_that_write(tmp_path: Path) -> None:
             everything.events.append(clicked)
             await asyncio.sleep(0.001)
 
-    async def work() -> list[Compaction]:
-        writers = [Writer(tmp_path, segment_bytes=3_000), Writer(tmp_path, segment_bytes=2_000)]
+    async def work() -> list[CompactionStats]:
+        writers = [WalWriter(tmp_path, segment_bytes=3_000), WalWriter(tmp_path, segment_bytes=2_000)]
         clients = asyncio.gather(*[client(writers, number) for number in range(8)])
         found = []
         while not clients.done():
@@ -712,4 +709,4 @@ def test_notes(tmp_path: Path) -> None:
     sealed(tmp_path, 1, shown, event(shown, "b", value=2.0, time_us=7))
     sealed(tmp_path, 2, event(shown, "c", time_us=8))
     taken(tmp_path)
-    assert read_notes(tmp_path / "log" / f"{ONE}.parquet") == Notes(frozenset({ONE, TWO}), {1: 7})
+    assert read_notes(tmp_path / "log" / f"{ONE}.parquet") == PartMetadata(frozenset({ONE, TWO}), {1: 7})

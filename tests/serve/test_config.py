@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from urank.errors import ConfigError
-from urank.serve.bodies import Limits
-from urank.serve.config import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
 from urank.serve.models import Sources
+from urank.serve.schemas import Limits
+from urank.serve.settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
 
 KEY = "0123456789abcdef"
 

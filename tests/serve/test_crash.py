@@ -13,7 +13,7 @@ import polars as pl
 import urank
 from serve.load import Promises, load
 from serve.server import running
-from urank.serve.compact import compact
+from urank.serve.feedback_export import compact
 
 KILLS = 10
 

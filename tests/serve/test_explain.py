@@ -14,20 +14,17 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from serve.cases import KINDS, candidates, lists_of, loaded, reader_of, saved
-from urank.serve.bodies import ExplainAnswer
-from urank.serve.explain import explain
-from urank.serve.models import Served
-from urank.serve.problems import Problem
-from urank.serve.ranking import rank_lists
-from urank.serve.runtime import load_served
-from urank.utility import utility, utility_of_items
+from urank.ranking.utility import utility, utility_of_items
+from urank.serve.models import ActiveModels, load_served
+from urank.serve.ranking import explain, rank_lists
+from urank.serve.schemas import ExplainAnswer, Problem
 
 seeds = st.integers(0, 2**32 - 1)
 
 
 def explained(kind: str, query: dict[str, Any], orders: dict[str, list[str]] | None = None) -> dict[str, Any]:
     model = loaded(kind)
-    return explain(Served(model), lists_of(reader_of(model), [query]), orders or {})
+    return explain(ActiveModels(model), lists_of(reader_of(model), [query]), orders or {})
 
 
 @given(st.sampled_from(KINDS), seeds, st.integers(1, 12), st.none() | st.integers(1, 9))
@@ -69,7 +66,7 @@ def test_it_is_what_ranking_shows(kind: str, seed: int, count: int, asked: int |
     assert answer["method"] == model.method
     for order in answer["orders"]:
         lists = lists_of(reader_of(model), [{**query, "method": order["name"]}])
-        (shown,) = rank_lists(Served(model), lists, exploration=None, rng=rng)
+        (shown,) = rank_lists(ActiveModels(model), lists, exploration=None, rng=rng)
         ranked = shown.answer(lists, "id")
         assert [item["item_id"] for item in ranked["items"]] == order["items"]
         assert ranked["utility"] == pytest.approx(order["utility"])
@@ -90,7 +87,7 @@ def test_a_table_that_is_rounded_up_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "model" / "clicks.onnx").write_bytes(graph.SerializeToString())
     model = load_served(tmp_path / "model")
     query = {"query_id": "q", "candidates": candidates(model, np.random.default_rng(0), 2, values=False)}
-    answer = explain(Served(model), lists_of(reader_of(model), [query]), {})
+    answer = explain(ActiveModels(model), lists_of(reader_of(model), [query]), {})
     assert [item["clicks"] for item in answer["items"]] == [[1.0] * 5] * 2
     assert [order["utility"] for order in answer["orders"]] == [2.0, 2.0]
 

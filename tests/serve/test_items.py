@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.cases import lists_of
-from urank.log.cells import feature_expr
-from urank.serve.bodies import Limits
-from urank.serve.items import Reader, category_text, check_sizes
+from urank.log.columns import feature_expr
+from urank.serve.models import MISSING
 from urank.serve.openapi import body_models
-from urank.serve.problems import Problem
-from urank.serve.runtime import MISSING
+from urank.serve.request_arrays import Reader, category_text, check_sizes
+from urank.serve.schemas import Limits, Problem
 
 NUMBERS = ("price", "age", "rate")
 TEXTS = ("brand", "size")

@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.cases import candidates, lists_of, loaded, reader_of, saved
-from urank.abtest.assign import assign_arms
+from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError
-from urank.serve.models import Served, Sources, SplitTest, load
-from urank.serve.runtime import load_served
+from urank.serve.models import ActiveModels, Sources, SplitTest, load, load_served
 
 NUMBERS = ("price", "emb[0]", "2nd rate")
 TEXTS = ("shop", "if")
 
 
 def test_what_is_needed_is_what_any_of_them_needs() -> None:
-    alone, both = Served(loaded("numbers")), Served(loaded("numbers"), loaded("trees"))
+    alone, both = ActiveModels(loaded("numbers")), ActiveModels(loaded("numbers"), loaded("trees"))
     assert (alone.numeric, alone.categorical, alone.takes_value) == (NUMBERS, (), False)
     assert (both.numeric, both.categorical, both.takes_value) == (NUMBERS, TEXTS, True)
     assert [model.version for model in both.models] == [loaded("numbers").version, loaded("trees").version]
@@ -45,7 +44,7 @@ def test_each_takes_its_own_features(tmp_path: Path) -> None:
         saved("trees"), tmp_path / "other", **{"price": "2nd rate", "2nd rate": "price", "if": "of"}
     )
     other = load_served(folder)
-    served = Served(loaded("trees"), other)
+    served = ActiveModels(loaded("trees"), other)
     assert (served.numeric, served.categorical) == (NUMBERS, ("shop", "if", "of"))
     rng = np.random.default_rng(0)
     query = {"query_id": "q", "candidates": candidates(loaded("trees"), rng, 9)}
@@ -78,13 +77,13 @@ def test_a_feature_is_of_one_kind(tmp_path: Path) -> None:
 
 
 def test_methods() -> None:
-    served = Served(loaded("trees"), None, loaded("numbers"))
+    served = ActiveModels(loaded("trees"), None, loaded("numbers"))
     assert served.method_of(served.main) == "score"
     assert served.method_of(loaded("numbers")) == "match"
     assert served.method_of(served.main, "ctr1") == "ctr1"
-    assert Served(loaded("trees"), asked="match").method_of(loaded("trees")) == "match"
+    assert ActiveModels(loaded("trees"), asked="match").method_of(loaded("trees")) == "match"
     with pytest.raises(ConfigError, match="the model ranks by match, ctr1; got 'score'"):
-        Served(loaded("trees"), loaded("numbers"), asked="score")
+        ActiveModels(loaded("trees"), loaded("numbers"), asked="score")
 
 
 def test_loading() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from urank.serve.bodies import Limits
 from urank.serve.openapi import body_models
-from urank.serve.problems import MOST_ERRORS, PROBLEM_JSON, Problem, ProblemBody, invalid_body, problem_response
+from urank.serve.schemas import MOST_ERRORS, PROBLEM_JSON, Limits, Problem, ProblemBody, invalid_body, problem_response
 
 SENT = "what was sent"
 

@@ -12,28 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
-from urank.abtest.assign import assign_arms
-from urank.serve.bodies import RankAnswer
-from urank.serve.explore import Exploration
-from urank.serve.items import Lists
-from urank.serve.models import Served, SplitTest
-from urank.serve.problems import Problem
-from urank.serve.ranking import Shown, columns_of, rank_lists, record_of, shadow_orders
-from urank.serve.records import new_ranking_id, new_segment
-from urank.serve.runtime import MISSING
-from urank.utility import utility
+from urank.abtest.exposures import assign_arms
+from urank.ranking.utility import utility
+from urank.serve.feedback_store import new_ranking_id, new_segment
+from urank.serve.models import MISSING, ActiveModels, SplitTest
+from urank.serve.ranking import Exploration, RankedList, columns_of, rank_lists, record_of, shadow_orders
+from urank.serve.request_arrays import RequestLists
+from urank.serve.schemas import Problem, RankAnswer
 
 seeds = st.integers(0, 2**32 - 1)
 METHODS = ("score", "match", "ctr1")
 
 
-def two_models(share: float = 0.5, name: str = "test") -> Served:
+def two_models(share: float = 0.5, name: str = "test") -> ActiveModels:
     """Arm A has trees on features of both kinds, arm B a click model on numbers alone; the silent one is a third."""
     test = SplitTest(saved("numbers"), share, name)
-    return Served(loaded("trees"), loaded("network"), loaded("numbers"), test)
+    return ActiveModels(loaded("trees"), loaded("network"), loaded("numbers"), test)
 
 
-def queries_for(served: Served, rng: np.random.Generator, lengths: list[int], **settings: Any) -> list[dict[str, Any]]:
+def queries_for(
+    served: ActiveModels, rng: np.random.Generator, lengths: list[int], **settings: Any
+) -> list[dict[str, Any]]:
     made = []
     for number, length in enumerate(lengths):
         query = {"query_id": f"q{number}", "candidates": candidates(served.main, rng, length), **settings}
@@ -44,8 +43,8 @@ def queries_for(served: Served, rng: np.random.Generator, lengths: list[int], **
 
 
 def ranked(
-    served: Served, queries: list[dict[str, Any]], exploration: Exploration | None = None, seed: int = 0
-) -> tuple[Lists, list[Shown], list[dict[str, Any]]]:
+    served: ActiveModels, queries: list[dict[str, Any]], exploration: Exploration | None = None, seed: int = 0
+) -> tuple[RequestLists, list[RankedList], list[dict[str, Any]]]:
     lists = lists_of(reader_of(served), queries)
     shown = rank_lists(served, lists, exploration=exploration, rng=np.random.default_rng(seed))
     answers = [each.answer(lists, "id") for each in shown]
@@ -58,10 +57,10 @@ def ranked(
     st.sampled_from(KINDS), seeds, st.lists(st.integers(1, 9), min_size=1, max_size=5), st.none() | st.integers(1, 8)
 )
 def test_utility_is_that_of_the_order(kind: str, seed: int, lengths: list[int], asked: int | None) -> None:
-    """Σ click · value, against `urank.utility`; the items beyond the last known position have no click and earn 0."""
+    """Σ click · value, against `urank.ranking.utility`; items beyond the last known position earn 0."""
     model, rng = loaded(kind), np.random.default_rng(seed)
-    queries = queries_for(Served(model), rng, lengths, positions=asked)
-    lists, shown, answers = ranked(Served(model), queries)
+    queries = queries_for(ActiveModels(model), rng, lengths, positions=asked)
+    lists, shown, answers = ranked(ActiveModels(model), queries)
     table = np.exp(model.log_ctr(lists.items).astype(np.float64))
     for query, each, answer, (start, end) in zip(
         queries, shown, answers, pairwise(lists.items.offsets.tolist()), strict=True
@@ -86,12 +85,12 @@ def test_utility_is_that_of_the_order(kind: str, seed: int, lengths: list[int], 
 def test_a_batch_is_its_queries(kind: str, seed: int, lengths: list[int]) -> None:
     """With a method and positions of their own. Chances may differ in the last digits, and so the order of equals."""
     model, rng = loaded(kind), np.random.default_rng(seed)
-    queries = queries_for(Served(model), rng, lengths)
+    queries = queries_for(ActiveModels(model), rng, lengths)
     for query in queries:
         query["positions"] = int(rng.integers(1, 9))
         query["method"] = str(rng.choice(model.methods))
-    together = ranked(Served(model), queries)[2]
-    alone = [ranked(Served(model), [query])[2][0] for query in queries]
+    together = ranked(ActiveModels(model), queries)[2]
+    alone = [ranked(ActiveModels(model), [query])[2][0] for query in queries]
     for query, one, other in zip(queries, together, alone, strict=True):
         kinds = {each["item_id"]: (each["features"], each.get("value", 1.0)) for each in query["candidates"]}
         assert {**one, "utility": 0, "items": 0} == {**other, "utility": 0, "items": 0}
@@ -134,7 +133,7 @@ def test_each_arm_ranks_as_its_model_does(seed: int, lengths: list[int]) -> None
         names = [feature.name for feature in loaded(kind).featurizer.numeric]
         names += [feature.name for feature in loaded(kind).featurizer.categorical]
         own = [{**each, "features": {name: each["features"][name] for name in names}} for each in query["candidates"]]
-        (wanted,) = ranked(Served(loaded(kind)), [{"query_id": query["query_id"], "candidates": own}])[2]
+        (wanted,) = ranked(ActiveModels(loaded(kind)), [{"query_id": query["query_id"], "candidates": own}])[2]
         assert answer == {**wanted, "arm": answer["arm"]}
 
 
@@ -161,11 +160,11 @@ def test_a_method_that_the_model_of_the_arm_lacks() -> None:
 def test_the_silent_model_is_not_heard(seed: int, lengths: list[int], asked: int | None) -> None:
     """What it would show is what it shows when it is asked, and as many; what is shown is not changed by it."""
     rng = np.random.default_rng(seed)
-    served = Served(loaded("trees"), loaded("network"))
+    served = ActiveModels(loaded("trees"), loaded("network"))
     queries = queries_for(served, rng, lengths, positions=asked)
     lists, shown, answers = ranked(served, queries)
-    assert answers == ranked(Served(loaded("trees")), queries)[2]
-    wanted = ranked(Served(loaded("network")), queries)[2]
+    assert answers == ranked(ActiveModels(loaded("trees")), queries)[2]
+    wanted = ranked(ActiveModels(loaded("network")), queries)[2]
     assert shadow_orders(served, lists, shown) == [[item["item_id"] for item in each["items"]] for each in wanted]
 
 
@@ -174,8 +173,8 @@ def test_the_silent_model_is_not_heard(seed: int, lengths: list[int], asked: int
 )
 def test_without_exploration_it_is_what_the_model_itself_ranks(kind: str, method: Any) -> None:
     rng = np.random.default_rng(11)
-    queries = queries_for(Served(loaded(kind)), rng, [7] * 20, method=method)
-    _, _, answers = ranked(Served(loaded(kind)), queries)
+    queries = queries_for(ActiveModels(loaded(kind)), rng, [7] * 20, method=method)
+    _, _, answers = ranked(ActiveModels(loaded(kind)), queries)
     best = ranker(kind).rank(frame(queries), method=method, top=5)
     for answer in answers:
         want = best.filter(query_id=answer["query_id"])
@@ -185,10 +184,10 @@ def test_without_exploration_it_is_what_the_model_itself_ranks(kind: str, method
 @given(seeds, st.sampled_from(["swap", "shuffle"]), st.integers(1, 9), st.none() | st.integers(1, 7))
 def test_exploration_moves_what_is_shown_and_nothing_else(seed: int, kind: Any, count: int, asked: int | None) -> None:
     model, exploration = loaded("trees"), Exploration(kind, 0.5)
-    queries = queries_for(Served(model), np.random.default_rng(seed), [count] * 8, positions=asked)
-    plain = ranked(Served(model), queries)[2]
-    lists, shown, answers = ranked(Served(model), queries, exploration, seed)
-    columns = columns_of(Served(model), lists, exploration)
+    queries = queries_for(ActiveModels(model), np.random.default_rng(seed), [count] * 8, positions=asked)
+    plain = ranked(ActiveModels(model), queries)[2]
+    lists, shown, answers = ranked(ActiveModels(model), queries, exploration, seed)
+    columns = columns_of(ActiveModels(model), lists, exploration)
     assert columns.explored
     for answer, before, each in zip(answers, plain, shown, strict=True):
         ids, old = ([item["item_id"] for item in found["items"]] for found in (answer, before))
@@ -206,7 +205,7 @@ def test_exploration_moves_what_is_shown_and_nothing_else(seed: int, kind: Any, 
 
 
 def test_what_is_logged_is_what_was_sent() -> None:
-    served, rng = Served(loaded("trees")), np.random.default_rng(3)
+    served, rng = ActiveModels(loaded("trees")), np.random.default_rng(3)
     queries = queries_for(served, rng, [6, 4], positions=3, user_id="u")
     lists, shown, answers = ranked(served, queries)
     columns = columns_of(served, lists, None)
@@ -231,7 +230,7 @@ def test_what_is_logged_is_what_was_sent() -> None:
 
 def test_values_are_logged_where_there_are_some() -> None:
     rng = np.random.default_rng(3)
-    served = Served(loaded("numbers"))
+    served = ActiveModels(loaded("numbers"))
     for values in (True, False):
         query = {"query_id": "q", "candidates": candidates(served.main, rng, 30, values=values)}
         lists = lists_of(reader_of(served), [query])

@@ -16,14 +16,14 @@ from hypothesis.extra.numpy import arrays
 
 from serve.served_log import PLAIN, VALUED, event, ranking, segment_name
 from urank.errors import DataError
-from urank.serve.records import (
+from urank.serve.feedback_store import (
     RANKING_ID,
     SEGMENT,
     Columns,
     FeedbackRecord,
-    Kind,
     RankingRecord,
     Record,
+    RecordKind,
     ShadowRecord,
     decode,
     encode,
@@ -99,7 +99,7 @@ def test_kinds() -> None:
     made = ranking(HOME)
     shadow = ShadowRecord(made.ranking_id, "m2", 5, ("a",))
     found = [kind_of(encode(record)) for record in (PLAIN, made, event(made, "a"), shadow)]
-    assert found == [Kind.columns, Kind.ranking, Kind.feedback, Kind.shadow]
+    assert found == [RecordKind.columns, RecordKind.ranking, RecordKind.feedback, RecordKind.shadow]
     assert kind_of(b"") == 0
 
 

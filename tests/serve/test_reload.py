@@ -18,7 +18,7 @@ from serve.load import Promises, load
 from serve.server import running, save_served
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.api import ModelFit
+    from urank.pipeline import ModelFit
 
 KEY = "a-key-of-the-tests-0123"
 

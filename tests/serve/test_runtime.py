@@ -22,13 +22,12 @@ from onnx import TensorProto, helper
 
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
 from urank.errors import ConfigError, DataError
-from urank.serve.models import Served
+from urank.serve.models import MISSING, ActiveModels, Items, ServedModel, load_served
 from urank.serve.ranking import rank_lists
-from urank.serve.runtime import MISSING, Items, ServedModel, load_served
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.api import ModelFit
-    from urank.rankers.ranking import RankingModel
+    from urank.pipeline import ModelFit
+    from urank.ranking.ranking_model import RankingModel
 
 seeds = st.integers(0, 2**32 - 1)
 kinds = st.sampled_from(KINDS)
@@ -122,7 +121,7 @@ def test_orders_are_those_of_rank(kind: str, seed: int, lengths: list[int], aske
     table = frame(queries)
     for method in model.methods:
         lists = lists_of(reader_of(model), [{**query, "method": method, "positions": asked} for query in queries])
-        shown = rank_lists(Served(model), lists, exploration=None, rng=rng)
+        shown = rank_lists(ActiveModels(model), lists, exploration=None, rng=rng)
         best = truth.rank(table, method=method, top=asked).partition_by("query_id", maintain_order=True)
         decided = _decided(model, truth, lists.items, table, method)
         for each, want, is_decided in zip(shown, best, decided, strict=True):
@@ -161,7 +160,7 @@ def test_matching_fewer_positions_is_the_best_for_these(seed: int, asked: int, c
     count = min(count, 7)
     query = {"query_id": "q", "positions": asked, "method": "match", "candidates": candidates(model, rng, count)}
     lists = lists_of(reader_of(model), [query])
-    (shown,) = rank_lists(Served(model), lists, exploration=None, rng=rng)
+    (shown,) = rank_lists(ActiveModels(model), lists, exploration=None, rng=rng)
     earns = np.exp(model.log_ctr(lists.items).astype(np.float64)) * lists.items.value[:, None]
     best = max(sum(earns[row, k] for k, row in enumerate(rows)) for rows in permutations(range(count), asked))
     assert shown.utility.sum() == pytest.approx(best, rel=1e-6, abs=1e-9)
@@ -219,7 +218,7 @@ def test_trees_that_were_cut_off_are_refused_before_lightgbm_sees_them(trees: Pa
         import sys
         from pathlib import Path
         from urank.errors import DataError
-        from urank.serve.runtime import load_served
+        from urank.serve.models import load_served
         folder = Path(sys.argv[1])
         whole = (folder / "scorer.txt").read_bytes()
         for length in map(int, sys.argv[2:]):

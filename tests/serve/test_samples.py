@@ -10,7 +10,7 @@ import pytest
 
 from serve.cases import client, lists_of, loaded, reader_of
 from urank.errors import ConfigError, UrankError
-from urank.serve.samples import MOST, read_samples
+from urank.serve.playground import MOST, read_samples
 
 NUMBERS, TEXTS = ["price", "emb[0]", "2nd rate"], ["shop", "if"]
 

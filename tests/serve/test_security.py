@@ -26,10 +26,10 @@ from serve.cases import client, example, saved
 from serve.server import running
 from urank.serve import security
 from urank.serve.app import build_app
-from urank.serve.arrow import ARROW_TYPE
-from urank.serve.config import ServeConfig
 from urank.serve.models import Sources
-from urank.serve.security import OPEN_PATHS, Gate
+from urank.serve.request_arrays import ARROW_TYPE
+from urank.serve.security import OPEN_PATHS, AccessMiddleware
+from urank.serve.settings import ServeConfig
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = [
@@ -132,7 +132,7 @@ def passed_gate(method: str, path: str, headers: dict[bytes, bytes], **settings:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    gate = Gate(behind, settings.get("key"), settings.get("hosts", ()))
+    gate = AccessMiddleware(behind, settings.get("key"), settings.get("hosts", ()))
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers.items())}
     asyncio.run(gate(scope, receive, send))
     (status,) = statuses

@@ -20,11 +20,8 @@ from serve.served_log import (
     unmatched,
 )
 from urank.errors import ConfigError
-from urank.serve.compact import Compaction, compact
-from urank.serve.parts import read_notes
-from urank.serve.records import FeedbackRecord, ShadowRecord, encode
-from urank.serve.segments import framed
-from urank.serve.unmatched import heard_elsewhere
+from urank.serve.feedback_export import CompactionStats, compact, heard_elsewhere, read_notes
+from urank.serve.feedback_store import FeedbackRecord, ShadowRecord, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
 
@@ -53,11 +50,11 @@ def test_what_others_kept_is_joined_and_they_are_not_changed(here: Path, there: 
     assert taken(there).unmatched == len(heard)
     assert unmatched(there) == {TWO: heard}
     before = files(there)
-    assert taken(here, also=[there]) == Compaction(late=1, repeated=1, parts=1)
+    assert taken(here, also=[there]) == CompactionStats(late=1, repeated=1, parts=1)
     assert logged(here) == Reference([shown], heard).rows()
     settled = files(here)
     for also in ([there], [there, here], [there, there, here.parent / "b" / ".." / "b"]):
-        assert taken(here, also=also) == Compaction()
+        assert taken(here, also=also) == CompactionStats()
     assert files(here) == settled
     assert files(there) == before
 
@@ -68,7 +65,7 @@ def test_without_others_what_was_kept_is_not_read(here: Path) -> None:
     assert [source.path for source in heard_elsewhere(here, [here]).values()] == [here / "unmatched" / f"{ONE}.wal"]
 
 
-def taken_after(folder: Path, *records: FeedbackRecord | ShadowRecord) -> Compaction:
+def taken_after(folder: Path, *records: FeedbackRecord | ShadowRecord) -> CompactionStats:
     sealed(folder, 1, *records)
     return taken(folder)
 
@@ -80,12 +77,12 @@ def test_a_ranking_and_what_others_heard_of_it_come_together(here: Path, there: 
     taken(there)
     active = OpenSegment(here, ONE)
     active.write(shown)
-    assert taken(here, also=[there]) == Compaction(waiting=1)
+    assert taken(here, also=[there]) == CompactionStats(waiting=1)
     active.seal()
     found = taken(here, also=[there])
-    assert found == Compaction(segments=1, rankings=1, impressions=3, clicks=1, parts=1)
+    assert found == CompactionStats(segments=1, rankings=1, impressions=3, clicks=1, parts=1)
     assert clicks(here) == "c"
-    assert taken(here, also=[there]) == Compaction()
+    assert taken(here, also=[there]) == CompactionStats()
 
 
 def test_what_others_still_write_is_joined_as_far_as_it_is_there(here: Path, there: Path) -> None:
@@ -98,7 +95,7 @@ def test_what_others_still_write_is_joined_as_far_as_it_is_there(here: Path, the
     before = files(there)
     assert taken(here, also=[there]).clicks == 1
     assert clicks(here) == "a"
-    assert taken(here, also=[there]) == Compaction()
+    assert taken(here, also=[there]) == CompactionStats()
     assert files(there) == before
     active.write_bytes(cut[-1:])
     active.write(ranking(TWO, seed=1))  # not the concern of others
@@ -108,8 +105,8 @@ def test_what_others_still_write_is_joined_as_far_as_it_is_there(here: Path, the
     active.seal()
     taken(there)
     assert unmatched(there) == {TWO: [event(shown, "a"), event(shown, "c")]}
-    assert taken(here, also=[there]) == Compaction(repeated=2, parts=1)
-    assert taken(here, also=[there]) == Compaction()
+    assert taken(here, also=[there]) == CompactionStats(repeated=2, parts=1)
+    assert taken(here, also=[there]) == CompactionStats()
 
 
 def test_a_file_that_has_grown_since_is_read_again(here: Path, there: Path) -> None:
@@ -134,12 +131,12 @@ def test_a_part_that_comes_back(here: Path) -> None:
     part = here / "log" / f"{ONE}.parquet"
     away = part.rename(here / "away")
     sealed(here, 2, event(shown, "b"))
-    assert taken(here) == Compaction(segments=1, unmatched=1)
+    assert taken(here) == CompactionStats(segments=1, unmatched=1)
     away.rename(part)
-    assert taken(here) == Compaction()
-    assert taken(here, also=[here]) == Compaction(late=1, parts=1)
+    assert taken(here) == CompactionStats()
+    assert taken(here, also=[here]) == CompactionStats(late=1, parts=1)
     assert clicks(here) == "b"
-    assert taken(here, also=[here]) == Compaction()
+    assert taken(here, also=[here]) == CompactionStats()
 
 
 def test_a_segment_whose_unmatched_feedback_is_kept_when_the_power_fails(here: Path, there: Path) -> None:

@@ -23,10 +23,23 @@ from hypothesis import strategies as st
 
 from serve.served_log import PLAIN, VALUED, OpenSegment, event, ranking, segment_name
 from urank.errors import DataError
-from urank.serve import wal
-from urank.serve.records import Columns, FeedbackRecord, RankingRecord, decode, encode, new_ranking_id, segment_of
-from urank.serve.segments import MAX_RECORD, SegmentReader, framed, is_sealed, open_segment, read_segment
-from urank.serve.wal import Writer
+from urank.serve import feedback_store
+from urank.serve.feedback_store import (
+    MAX_RECORD,
+    Columns,
+    FeedbackRecord,
+    RankingRecord,
+    SegmentReader,
+    WalWriter,
+    decode,
+    encode,
+    framed,
+    is_sealed,
+    new_ranking_id,
+    open_segment,
+    read_segment,
+    segment_of,
+)
 
 HEADER = 12
 
@@ -185,7 +198,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_what_is_awaited_is_on_the_disk(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path / "deep" / "log")
+        writer = WalWriter(tmp_path / "deep" / "log")
         made = ranking(writer.segment)
         await writer.append([encode(made)], PLAIN)
         assert [decode(each) for each in payloads(tmp_path / "deep" / "log")[:-1]] == [PLAIN]
@@ -203,7 +216,7 @@ def test_what_is_awaited_is_on_the_disk(tmp_path: Path) -> None:
 
 def test_nothing_is_created_for_nothing(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path, segment_seconds=0.0)
+        writer = WalWriter(tmp_path, segment_seconds=0.0)
         first = writer.segment
         writer.maybe_rotate()
         assert writer.segment != first
@@ -216,7 +229,7 @@ def test_nothing_is_created_for_nothing(tmp_path: Path) -> None:
 def test_many_at_once_in_many_segments(tmp_path: Path) -> None:
     ids: list[str] = []
 
-    async def client(writer: Writer, number: int) -> None:
+    async def client(writer: WalWriter, number: int) -> None:
         for turn in range(20):
             made = ranking(writer.segment, seed=number)
             waiter = writer.append([encode(made)], [PLAIN] if (number + turn) % 2 else [VALUED, PLAIN])
@@ -224,7 +237,7 @@ def test_many_at_once_in_many_segments(tmp_path: Path) -> None:
             await waiter
 
     async def work() -> None:
-        writer = Writer(tmp_path, segment_bytes=4_000)
+        writer = WalWriter(tmp_path, segment_bytes=4_000)
         await asyncio.gather(*[client(writer, number) for number in range(20)])
         await writer.close()
 
@@ -256,10 +269,10 @@ def test_those_who_come_while_the_disk_is_busy_share_one_write(tmp_path: Path, m
         assert free.wait(30)
         os.fsync(handle)
 
-    monkeypatch.setattr(wal, "_sync", slow)
+    monkeypatch.setattr(feedback_store, "_sync", slow)
 
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         first = writer.append([b"first"])
         await until(busy.is_set)
         others = [writer.append([b"other"]) for _ in range(100)]
@@ -277,7 +290,7 @@ def test_those_who_come_while_the_disk_is_busy_share_one_write(tmp_path: Path, m
 
 def test_an_idle_segment_is_sealed_by_age(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path, segment_seconds=0.1)
+        writer = WalWriter(tmp_path, segment_seconds=0.1)
         used = writer.segment
         await writer.append([b"one"])
         path = tmp_path / "wal" / f"{used}.wal"
@@ -308,7 +321,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         await writer.append([b"before" * 10])
         failed_segment = writer.segment
         with files_no_larger_than(10_000):
@@ -343,15 +356,15 @@ def test_what_comes_before_the_failure_is_known_is_not_written_after_it(
     """The disk recovers between two groups of one segment: what failed left a gap, so the second must fail too."""
 
     def fails_once(handle: int) -> None:
-        monkeypatch.setattr(wal, "_sync", os.fsync)
+        monkeypatch.setattr(feedback_store, "_sync", os.fsync)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(wal, "_sync", fails_once)
+    monkeypatch.setattr(feedback_store, "_sync", fails_once)
 
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         first = writer.append([b"first"])
-        while wal._sync is fails_once:  # without giving the loop a chance to hear of it
+        while feedback_store._sync is fails_once:  # without giving the loop a chance to hear of it
             time.sleep(0.001)
         second = writer.append([b"second"])
         outcomes = await asyncio.gather(first, second, return_exceptions=True)
@@ -365,7 +378,7 @@ def test_what_comes_before_the_failure_is_known_is_not_written_after_it(
 
 def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         (tmp_path / "wal").rmdir()
         with pytest.raises(DataError, match=r"cannot be written: No such file or directory"):
             await writer.append([b"lost"])
@@ -381,14 +394,14 @@ def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path) -> None:
 
     async def on_a_file() -> None:
         with pytest.raises(DataError, match=r"the feedback log .*file cannot be written: Not a directory"):
-            Writer(tmp_path / "file")
+            WalWriter(tmp_path / "file")
 
     run(on_a_file)
 
 
 def test_it_hears_of_a_disk_that_recovers_without_being_asked(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         (tmp_path / "wal").rmdir()
         with pytest.raises(DataError):
             await writer.append([b"lost"])
@@ -411,7 +424,7 @@ def test_it_hears_of_a_disk_that_recovers_without_being_asked(tmp_path: Path) ->
 
 def test_columns_are_told_again_after_a_failure(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
         (tmp_path / "wal").rmdir()
         with pytest.raises(DataError):
             await writer.append([encode(ranking(writer.segment))], PLAIN)
@@ -427,7 +440,7 @@ def test_columns_are_told_again_after_a_failure(tmp_path: Path) -> None:
 
 def test_too_much_that_waits_is_refused_at_once(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path, backlog_bytes=1_000)
+        writer = WalWriter(tmp_path, backlog_bytes=1_000)
         first = writer.append([b"x" * 900])
         with pytest.raises(DataError, match=r"cannot be written fast enough: 912 bytes wait"):
             writer.append([b"y" * 900], PLAIN)
@@ -444,7 +457,7 @@ def test_too_much_that_waits_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_who_stops_waiting_does_not_disturb_the_others(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path)
+        writer = WalWriter(tmp_path)
 
         async def wait(payload: bytes) -> None:
             await writer.append([payload])
@@ -464,10 +477,10 @@ def test_who_stops_waiting_does_not_disturb_the_others(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_is_closed_first(tmp_path: Path) -> None:
-    kept: list[Writer] = []
+    kept: list[WalWriter] = []
 
     async def work() -> None:
-        kept.append(Writer(tmp_path))
+        kept.append(WalWriter(tmp_path))
         await kept[0].append([b"one"])
         kept[0].append([b"nobody waits"])
 
@@ -483,8 +496,8 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from serve.served_log import PLAIN, event, ranking
-from urank.serve.records import encode
-from urank.serve.wal import Writer
+from urank.serve.feedback_store import encode
+from urank.serve.feedback_store import Writer
 
 async def client(writer, number):
     while True:
@@ -535,7 +548,7 @@ def test_kill(tmp_path: Path) -> None:
 
 def test_ids_belong_to_the_segment_of_the_next_append(tmp_path: Path) -> None:
     async def work() -> None:
-        writer = Writer(tmp_path, segment_bytes=1)  # every append is the last of its segment
+        writer = WalWriter(tmp_path, segment_bytes=1)  # every append is the last of its segment
         for _ in range(5):
             ids = [new_ranking_id(writer.segment) for _ in range(2)]
             waiter = writer.append([each.encode() for each in ids])

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from urank.abtest.analysis import analyse
-from urank.abtest.results import Result
-from urank.simulate.visits import simulate_visits
+from urank.abtest.analysis import Result, analyse
+from urank.lab.visits import simulate_visits
 
 TESTS, USERS, BEFORE, DAYS = 300, 1500, 5, 8
 METRICS = ("ctr", "cvr", "revenue")

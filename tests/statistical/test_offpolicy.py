@@ -15,12 +15,11 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from urank.evaluate.offpolicy import Logged, Terms, list_terms
-from urank.log.lists import offsets_of_runs, pad, positions_by_score, where_items
-from urank.matching import match
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
-from urank.utility import utility
+from urank.evaluation.estimators import LoggedBatch, Terms, list_terms
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.log.ragged import offsets_of_runs, pad, positions_by_score, where_items
+from urank.ranking.matching import match
+from urank.ranking.utility import utility
 
 Positions = NDArray[np.int64]
 
@@ -29,7 +28,7 @@ Positions = NDArray[np.int64]
 class World:
     """A log with its true table, and a number for each item that has nothing to do with either."""
 
-    logged: Logged
+    logged: LoggedBatch
     chance: NDArray[np.float64]
 
     @property
@@ -49,7 +48,7 @@ def world(**settings: Any) -> World:
     def padded(name: str) -> NDArray[Any]:
         return pad(log[name].to_numpy(), offsets)
 
-    logged = Logged(
+    logged = LoggedBatch(
         table=pad(np.array(log["table"].to_list(), dtype=np.float64), offsets),
         position=padded("position").astype(np.int64),
         click=padded("click"),

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 import urank
 from simulated import Small, make
-from urank.clicks.truth import read_truth, true_table
+from urank.lab.letor_simulation import SimulationConfig, simulate
+from urank.lab.truth import read_truth, true_table
 from urank.log.dataset import Dataset
 from urank.propensity.cpbm import CpbmConfig, fit_cpbm
 from urank.propensity.em import EmConfig, fit_em
+from urank.propensity.examination import ExaminationCurve, Propensity
 from urank.propensity.harvest import fit_harvest
-from urank.propensity.model import Curve, Propensity
 from urank.propensity.randomised import fit_randomised
-from urank.simulate.config import SimulationConfig
-from urank.simulate.letor import simulate
 
 K = 5
 PLACES = np.arange(1, K + 1)
@@ -38,7 +37,7 @@ def simulated(folder: Path, *, drop: str | None = None, **settings: Any) -> Data
     return Dataset(folder)
 
 
-def values_and_errors(curves: list[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def values_and_errors(curves: list[ExaminationCurve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of all positions but the first, `[curves, K − 1]`."""
     assert all(curve.values[0] == 1 for curve in curves)
     errors = [curve.errors[1:] for curve in curves if curve.errors is not None]

@@ -9,17 +9,16 @@ import pytest
 from numpy.typing import NDArray
 
 from simulated import Small, make
-from urank.clicks.truth import true_table
-from urank.evaluate.stats import paired
-from urank.log.lists import pad, where_items
-from urank.propensity.model import Known
-from urank.rankers.dla import fit_dla
-from urank.rankers.lambdarank import fit_lambdarank
-from urank.rankers.policies import ScorerPolicy
-from urank.rankers.ranking import Scorer
-from urank.rankers.targets import ClickGain
-from urank.rankers.urank import RankerConfig
-from urank.utility import utility
+from urank.evaluation.intervals import paired
+from urank.lab.truth import true_table
+from urank.log.ragged import pad, where_items
+from urank.propensity.examination import Known
+from urank.ranking.baselines import fit_dla, fit_lambdarank
+from urank.ranking.objectives import ClickGain
+from urank.ranking.policies import ScorerPolicy
+from urank.ranking.ranking_model import Scorer
+from urank.ranking.urank_network import RankerConfig
+from urank.ranking.utility import utility
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from urank.abtest.effects import Floats
 from urank.abtest.exposures import Exposures
-from urank.abtest.moments import Floats
 from urank.errors import ConfigError
 
 __all__ = ["METRICS", "Metric", "by_row", "by_user", "first_earned", "metric_named", "metrics_of", "so_far"]

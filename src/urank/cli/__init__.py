@@ -12,20 +12,18 @@ from rich.console import Console
 
 from urank import __version__
 from urank.cli.abtest import abtest_app
-from urank.cli.appstore import appstore_command
 from urank.cli.curves import curves_command
 from urank.cli.evaluate import evaluate_command
 from urank.cli.export import export_command
 from urank.cli.feedback import feedback_command
 from urank.cli.guard import guard_command
 from urank.cli.inspect import inspect_command
+from urank.cli.lab import appstore_command, reproduce_command, simulate_command
 from urank.cli.prepare import prepare_command
 from urank.cli.propensity import propensity_command
 from urank.cli.rank import rank_command
-from urank.cli.reproduce import reproduce_command
 from urank.cli.run import run_command
 from urank.cli.serve import serve_command
-from urank.cli.simulate import simulate_command
 from urank.cli.train import train_command
 from urank.errors import UrankError
 

@@ -2,27 +2,180 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
-from urank.abtest.sources import EXPOSURE_ROLES
-from urank.cli.abtest_plan import plan_command
-from urank.cli.abtest_simulate import simulate_command
+from urank.abtest.exposures import EXPOSURE_ROLES
+from urank.cli.lab import simulate_command_abtest_simulate
 from urank.cli.options import Json, Quiet, column_option, print_json, role_columns
-from urank.errors import ConfigError
-from urank.progress import bars
+from urank.errors import ConfigError, UrankError
+from urank.progress import Report, bars
 
 if TYPE_CHECKING:
+    from urank.abtest.analysis import IntervalKind
     from urank.abtest.exposures import Exposures
-    from urank.abtest.judge import IntervalKind
+    from urank.abtest.planning import Plan
 
-__all__ = ["abtest_app", "analyse_command"]
+__all__ = ["abtest_app", "analyse_command", "plan_command"]
 
 _COLUMN = "user_id=visitor"
+_FACTORS = (0.5, 1, 2)
+_POINTS = 16
+_LEAST_DAYS, _MOST_DAYS = 14, 365
+
+
+def plan_command(
+    log: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="LOG",
+            help="An earlier log, with or without arms, as `urank abtest analyse` takes it. Without one, --mean and "
+            "--deviation tell what it would.",
+            show_default=False,
+        ),
+    ] = None,
+    lift: Annotated[float | None, typer.Option(help="The lift that is to be found, as 0.02 for 2 %.")] = None,
+    days: Annotated[int | None, typer.Option(help="Instead: how long the test may take.")] = None,
+    users: Annotated[int | None, typer.Option(help="Instead: how many users each arm may have.")] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="ctr|cvr|revenue", help="Clicks per impression, conversions per user or revenue per user."
+        ),
+    ] = "ctr",
+    power: Annotated[float, typer.Option(help="The chance to find the lift.")] = 0.8,
+    alpha: Annotated[float, typer.Option(help="The chance to find one where there is none.")] = 0.05,
+    share: Annotated[float, typer.Option(help="Share of all users that is in the test, both arms together.")] = 1.0,
+    expected_lift: Annotated[
+        float | None,
+        typer.Option(help="What always-valid intervals are made for.", show_default="the lift, else 0.05"),
+    ] = None,
+    mean: Annotated[float | None, typer.Option(help="Without a log: the mean of the metric per user.")] = None,
+    deviation: Annotated[
+        float | None, typer.Option(help="Without a log: the standard deviation of the metric among users.")
+    ] = None,
+    users_per_day: Annotated[
+        float | None, typer.Option(help="Without a log: users that come for the first time on a day, to tell the days.")
+    ] = None,
+    column: Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN)] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with a plot.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say how many users and days a test needs for a lift to be found, or which lift is found with so many.
+
+    One of `--lift`, `--days` and `--users` is given, and half and twice of it are told as well; each for a test that is
+    looked at once, at its end, and for one that is looked at every day and stopped when the lift is found. A log tells
+    how much users differ and how fast new ones come.
+
+    Examples: `urank abtest plan log.parquet --lift 0.02 --share 0.3`, `urank abtest plan log.parquet --days 14`,
+    `urank abtest plan --lift 0.05 --mean 0.4 --deviation 1.1 --users-per-day 5000`
+    """
+    from urank.abtest.exposures import read_exposures  # slow to load, with all of scipy
+    from urank.abtest.planning import plan
+    from urank.report.abtest_report import print_plans, write_plans
+
+    columns = role_columns(column, _COLUMN)
+    _check(log, days, mean, deviation, users_per_day)
+    wanted: dict[str, Any] = {"lift": lift, "days": days, "users": users}
+    with bars(quiet=quiet or json) as report:
+        make = partial(
+            plan,
+            None if log is None else read_exposures(log, columns=columns, arms=False, report=report),
+            metric=metric,
+            mean=mean,
+            variance=None if deviation is None else deviation**2,
+            daily_users=users_per_day,
+            share=share,
+            power=power,
+            alpha=alpha,
+        )
+        meant = make(**wanted, expected_lift=expected_lift)
+        make = partial(make, expected_lift=meant.expected_lift)
+        plans = list(_possible(make, _around(wanted)))
+        if html is not None:
+            dated = log is not None or users_per_day is not None
+            write_plans(plans, meant, _curve(make, meant, dated=dated, report=report), html)
+    if json:
+        print_json(meant.to_dict() | {"plans": [each.to_dict() for each in plans]})
+    elif not quiet:
+        console = Console()
+        print_plans(plans, meant, console)
+        if html is not None:
+            console.print(f"\nThe same with a plot: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _check(
+    log: str | None, days: int | None, mean: float | None, deviation: float | None, users_per_day: float | None
+) -> None:
+    """Refuse what the log tells already, or what nothing tells, by the names that the flags have."""
+    if log is not None:
+        flags = {"--mean": mean, "--deviation": deviation, "--users-per-day": users_per_day}
+        for flag, number in flags.items():
+            if number is not None:
+                raise ConfigError(f"{flag} is for a plan without a log; {log} tells it itself")
+        return
+    if mean is None or deviation is None:
+        raise ConfigError("a plan needs a LOG, or --mean and --deviation")
+    if not mean > 0 or not deviation > 0:
+        raise ConfigError(f"--mean and --deviation must be above 0; got {mean:g} and {deviation:g}")
+    from urank.abtest.planning import check_numbers  # slow to load, with all of scipy
+
+    check_numbers(mean, deviation, users_per_day, ("--mean", "--deviation", "--users-per-day"))
+    if days is not None and users_per_day is None:
+        raise ConfigError("--days needs a LOG, or --users-per-day, to tell how many users come")
+
+
+def _around(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Half of what was asked for, all of it and twice of it, as far as there are such lifts, users or days.
+
+    >>> _around({"lift": 0.1, "days": None}), _around({"days": 1})
+    ([{'lift': 0.05}, {'lift': 0.1}, {'lift': 0.2}], [{'days': 1}, {'days': 2}])
+    """
+    [(name, value)] = [(name, value) for name, value in wanted.items() if value is not None]
+    if name == "lift":
+        values = [factor * value for factor in _FACTORS if factor * value > -1]
+    else:
+        values = sorted({max(1, round(factor * value)) for factor in _FACTORS})
+    return [{name: each} for each in values]
+
+
+def _possible(make: Callable[..., Plan], around: list[dict[str, Any]]) -> Iterator[Plan]:
+    """Plans around one that can be made, without those that cannot: of a lift too small, or too early a day."""
+    for each in around:
+        with suppress(UrankError):
+            yield make(**each)
+
+
+def _curve(make: Callable[..., Plan], meant: Plan, *, dated: bool, report: Report) -> list[Plan]:
+    """Tests of growing length: by days when it is known how many users come, else by users."""
+    import numpy as np
+
+    from urank.abtest.planning import MOST_USERS
+
+    if dated:
+        longest = max(found.days or _MOST_DAYS for found in (meant.once, meant.daily))
+        name, least, most = "days", 1, min(max(_LEAST_DAYS, 2 * longest), max(_MOST_DAYS, longest))
+    else:
+        most = min(2 * meant.daily.users, MOST_USERS)
+        name, least = "users", max(1, min(meant.daily.users, MOST_USERS) // 25)
+    places = np.unique(np.geomspace(least, most, _POINTS).round().astype(int)).tolist()
+    found: list[Plan] = []
+    for number, place in enumerate(places):
+        report("draw", number, len(places))
+        found += _possible(make, [{name: place}])
+    report("draw", len(places), len(places))
+    return found or [meant]
+
+
+_COLUMN_ABTEST = "user_id=visitor"
 _CONTROLS = ("control", "A")
 
 abtest_app = typer.Typer(
@@ -71,7 +224,7 @@ def analyse_command(
         int, typer.Option(min=0, help="Random halves by which false positives are counted; 0 for none.")
     ] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the halves and the bootstrap.")] = 0,
-    column: Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN)] = None,
+    column: Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN_ABTEST)] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -87,9 +240,9 @@ def analyse_command(
     """
     from urank.abtest.analysis import analyse  # slow to load, with all of scipy
     from urank.abtest.exposures import read_exposures
-    from urank.report.abtest import print_analysis, write_analysis
+    from urank.report.abtest_report import print_analysis, write_analysis
 
-    columns, wanted = role_columns(column, _COLUMN), _shares(shares)
+    columns, wanted = role_columns(column, _COLUMN_ABTEST), _shares(shares)
     with bars(quiet=quiet or json) as report:
         exposures = read_exposures(log, columns=columns, report=report)
         for arm in wanted or ():
@@ -151,4 +304,4 @@ def _shares(text: str | None) -> dict[str, float] | None:
 
 abtest_app.command("plan")(plan_command)
 abtest_app.command("analyse")(analyse_command)
-abtest_app.command("simulate")(simulate_command)
+abtest_app.command("simulate")(simulate_command_abtest_simulate)

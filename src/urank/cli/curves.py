@@ -40,10 +40,10 @@ def curves_command(
 
     Example: `urank curves model log.parquet --by category -o curves.svg`
     """
-    from urank.clicks.curves import click_curves_of  # torch is slow to load
-    from urank.model import load_model
-    from urank.report.curves import curve_table, save_curves
-    from urank.report.terminal import terminal_table
+    from urank.clicks.item_curves import click_curves_of  # torch is slow to load
+    from urank.model_io import load_model
+    from urank.report.click_report import curve_table, save_curves
+    from urank.report.tables import terminal_table
 
     loaded = load_model(model).clicks
     curves = click_curves_of(loaded, open_log(log, column, categorical, drop), by=by, names=name or (), most=most)

@@ -8,17 +8,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
 from urank.cli.options import (
+    Address,
     Categorical,
     Column,
     Cuts,
     Drop,
+    Engine,
+    EngineName,
     Floor,
     Json,
     MemoryOption,
     Quiet,
     Truth,
+    Workers,
+    cluster_of,
     open_log,
     print_json,
     refuse_columns,
@@ -26,8 +30,8 @@ from urank.cli.options import (
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
-from urank.paths import is_remote
 from urank.progress import bars
+from urank.storage import is_remote
 
 __all__ = ["evaluate_command"]
 
@@ -88,10 +92,10 @@ def evaluate_command(
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
     refuse_columns(log, column, categorical, drop)
-    from urank.api import evaluate  # slow to load, as all that needs torch
-    from urank.evaluate.crossfit import CrossfitConfig
-    from urank.manifest import read_manifest
-    from urank.report.evaluation import print_evaluation, write_evaluation
+    from urank.evaluation.cross_fitting import CrossfitConfig
+    from urank.model_io import read_manifest
+    from urank.pipeline import evaluate  # slow to load, as all that needs torch
+    from urank.report.evaluation_report import print_evaluation, write_evaluation
 
     asked: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
     asked["config"] = CrossfitConfig(cuts=cuts, seed=seed)
@@ -103,7 +107,7 @@ def evaluate_command(
             source = log if is_prepared(log) else open_log(log, column, categorical, drop)
             found = evaluate(models, source, truth=truth, report=report, **asked)
         else:
-            from urank.scale.evaluate import evaluate_on_ray
+            from urank.ray.jobs import evaluate_on_ray
 
             there = log if is_remote(log) else Path(log).absolute()
             known = None if truth is None else str(truth.absolute())

@@ -12,7 +12,7 @@ from urank.cli.options import Json, Overwrite, Quiet, print_json
 from urank.errors import ConfigError
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.export.folder import Export
+    from urank.export.bundle import Export
 
 __all__ = ["export_command"]
 
@@ -65,8 +65,7 @@ def _export(
 ) -> Export:
     from urank.export.onnx import export_onnx  # torch is slow to load
     from urank.export.vespa import export_vespa
-    from urank.manifest import read_manifest
-    from urank.model import load_model
+    from urank.model_io import load_model, read_manifest
 
     facts = {"trained_by": f"urank {read_manifest(folder).get('urank')}"}
     model = load_model(folder)

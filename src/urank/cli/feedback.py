@@ -11,8 +11,7 @@ from rich.console import Console
 from urank.cli.options import Json, Quiet, print_json
 from urank.errors import ConfigError
 from urank.progress import bars
-from urank.serve.compact import Compaction, compact
-from urank.serve.parts import Parts, shadow_agreement
+from urank.serve.feedback_export import CompactionStats, Parts, compact, shadow_agreement
 
 __all__ = ["feedback_command"]
 
@@ -68,7 +67,7 @@ def feedback_command(
             console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def _lines(found: Compaction, logs: list[Path], window: float, ranked: int, agreed: int) -> list[str]:
+def _lines(found: CompactionStats, logs: list[Path], window: float, ranked: int, agreed: int) -> list[str]:
     lines = [
         f"{found.rankings:,} rankings with {found.impressions:,} impressions, {found.clicks:,} clicks and "
         f"{found.conversions:,} conversions came into the log",

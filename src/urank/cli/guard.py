@@ -23,7 +23,7 @@ from urank.cli.options import (
     print_json,
     refuse_columns,
 )
-from urank.cli.rank import Method
+from urank.cli.rank import MethodName
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
@@ -58,7 +58,7 @@ def guard_command(
         ),
     ] = None,
     method: Annotated[
-        Method | None, typer.Option(help="How the model ranks, as in `urank rank`.", show_default="the model's own")
+        MethodName | None, typer.Option(help="How the model ranks, as in `urank rank`.", show_default="the model's own")
     ] = None,
     split: Annotated[
         str,
@@ -100,9 +100,9 @@ def guard_command(
     refuse_columns(log, column, categorical, drop)
     wanted = None if levels is None else _numbers(levels)
     limit = Memory.parse(memory)
-    from urank.api import guard_levels  # slow to load, as all that needs torch
-    from urank.evaluate.crossfit import CrossfitConfig
-    from urank.report.guardrail import print_guard, write_guard
+    from urank.evaluation.cross_fitting import CrossfitConfig
+    from urank.pipeline import guard_levels  # slow to load, as all that needs torch
+    from urank.report.guard_report import print_guard, write_guard
 
     source = log if is_prepared(log) else open_log(log, column, categorical, drop)
     with bars(quiet=quiet or json) as report:

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from urank.cli.options import Categorical, Column, Drop, Json, Quiet, open_log, print_json
-from urank.log.inspect import inspect
+from urank.log.inspection import inspect
 from urank.progress import bars
-from urank.report.terminal import print_inspection
+from urank.report.tables import print_inspection
 
 __all__ = ["inspect_command"]
 
@@ -46,7 +46,7 @@ def inspect_command(
     with bars(quiet=quiet or json) as report:
         inspection = inspect(source, randomised=randomised or (), report=report)
     if html is not None:
-        from urank.report.inspection import write_inspection  # matplotlib is slow to load
+        from urank.report.inspection_report import write_inspection  # matplotlib is slow to load
 
         write_inspection(inspection, html)
     if json:

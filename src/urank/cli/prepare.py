@@ -8,23 +8,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
 from urank.cli.options import (
+    Address,
     Categorical,
     Column,
     Drop,
+    Engine,
+    EngineName,
     Json,
     MemoryOption,
     Overwrite,
     Quiet,
+    Workers,
+    cluster_of,
     open_log,
     print_json,
 )
 from urank.log.prepare import prepare
 from urank.memory import Memory
 from urank.progress import bars
-from urank.report.tables import Table
-from urank.report.terminal import terminal_table
+from urank.report.tables import Table, terminal_table
 
 __all__ = ["prepare_command"]
 
@@ -92,7 +95,7 @@ def prepare_command(
         if cluster is None:
             description = prepare(source, output, bucket_bytes=limit.bucket_bytes, **asked)
         else:
-            from urank.scale.prepare import prepare_on_ray
+            from urank.ray.jobs import prepare_on_ray
 
             description = prepare_on_ray(source, output, cluster, memory=limit, **asked)
     if json:

@@ -16,7 +16,7 @@ from urank.progress import bars
 
 if TYPE_CHECKING:
     from urank.log.dataset import Dataset
-    from urank.propensity.model import Curve, Propensity
+    from urank.propensity.examination import ExaminationCurve, Propensity
     from urank.report.tables import Table
 
 __all__ = ["propensity_command"]
@@ -69,10 +69,9 @@ def propensity_command(
 
     Example: `urank propensity prepared --method harvest -o curve.json`
     """
-    from urank.api import prepared  # torch is slow to load
-    from urank.propensity.files import save_propensity
-    from urank.propensity.fit import PropensityMethod, fit_propensity
-    from urank.report.terminal import terminal_table
+    from urank.pipeline import prepared  # torch is slow to load
+    from urank.propensity.methods import PropensityMethod, fit_propensity, save_propensity
+    from urank.report.tables import terminal_table
 
     methods = [name for name in get_args(PropensityMethod) if name != "none"]
     if method not in methods:
@@ -108,10 +107,10 @@ def propensity_command(
 
 def _told(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
     """The curve, or the curves, as JSON has them."""
-    from urank.propensity.categories import ByCategory
-    from urank.propensity.model import Curve, spread
+    from urank.propensity.examination import ExaminationCurve, spread
+    from urank.propensity.randomised import ByCategory
 
-    if isinstance(estimate, Curve):
+    if isinstance(estimate, ExaminationCurve):
         return {"method": estimate.name, **_curve(estimate)}
     mean, low, high = spread(estimate, dataset, "train", levels=(0.1, 0.9))
     told = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
@@ -121,7 +120,7 @@ def _told(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
     return told
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: ExaminationCurve) -> dict[str, Any]:
     return {"examination": curve.values, "error": curve.errors}
 
 

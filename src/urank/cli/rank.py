@@ -13,21 +13,32 @@ import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 
-from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of
-from urank.cli.options import Json, MemoryOption, Overwrite, Quiet, column_option, print_json, role_columns
+from urank.cli.options import (
+    Address,
+    Engine,
+    EngineName,
+    Json,
+    MemoryOption,
+    Overwrite,
+    Quiet,
+    Workers,
+    cluster_of,
+    column_option,
+    print_json,
+    role_columns,
+)
 from urank.errors import ConfigError
-from urank.files import new_file
-from urank.log.candidate_schema import CANDIDATE_ROLES, IDS
-from urank.log.files import PARQUET, find_files
+from urank.log.candidates import CANDIDATE_ROLES, IDS
+from urank.log.reader import PARQUET, find_files
 from urank.memory import Memory
-from urank.paths import to_path
 from urank.progress import Report, bars
-from urank.rankers.guardrail import Guard
+from urank.ranking.guard import Guard
+from urank.storage import new_file, to_path
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.log.candidates import Candidates
-    from urank.rankers.order import Method as RankMethod
-    from urank.rankers.ranking import RankingModel
+    from urank.ranking.positions import Method as RankMethod
+    from urank.ranking.ranking_model import RankingModel
 
 __all__ = ["rank_command"]
 
@@ -35,7 +46,7 @@ ROW_GROUP_BYTES = 32 * 2**20
 _COLUMN = "query_id=search"
 
 
-class Method(StrEnum):
+class MethodName(StrEnum):
     """How a list is ranked."""
 
     score = "score"
@@ -59,7 +70,7 @@ def rank_command(
         ),
     ],
     method: Annotated[
-        Method | None,
+        MethodName | None,
         typer.Option(
             help="By falling **score**; by the exact **match** of items to positions, the highest expected utility by "
             "the click model; or **ctr1**, by what each would earn at position 1.",
@@ -115,7 +126,7 @@ def rank_command(
             source = loaded.candidates(candidates, columns=columns, required=required, memory=limit)
             counts = _rank_here(loaded, source, output, chosen, top, bound, report)
         else:
-            from urank.scale.rank import rank_on_ray
+            from urank.ray.jobs import rank_on_ray
 
             asked: dict[str, Any] = {"method": chosen, "top": top, "guard": bound, "columns": columns}
             asked |= {"memory": limit, "overwrite": overwrite, "report": report}
@@ -158,7 +169,7 @@ def _rank_here(
 
 
 def _load(folder: Path) -> RankingModel:
-    from urank.model import load_model  # torch is slow to load
+    from urank.model_io import load_model  # torch is slow to load
 
     return load_model(folder)
 

@@ -22,13 +22,13 @@ from urank.cli.options import (
     print_json,
 )
 from urank.cli.train import families
-from urank.config import build
-from urank.files import new_folder
+from urank.config import validate
 from urank.log.dataset import Dataset
-from urank.log.inspect import inspect
+from urank.log.inspection import inspect
 from urank.log.prepare import prepare
 from urank.memory import Memory
 from urank.progress import bars
+from urank.storage import new_folder
 
 __all__ = ["run_command"]
 
@@ -75,17 +75,17 @@ def run_command(
     limit = Memory.parse(memory)
     import torch  # slow to load, as all that needs it
 
-    from urank.api import evaluate, fit_model
-    from urank.clicks.curves import click_curves_of
-    from urank.clicks.truth import read_truth
-    from urank.evaluate.crossfit import CrossfitConfig
-    from urank.model import save_model
-    from urank.rankers.config import UrankConfig
-    from urank.report.evaluation import print_evaluation
+    from urank.clicks.item_curves import click_curves_of
+    from urank.evaluation.cross_fitting import CrossfitConfig
+    from urank.lab.truth import read_truth
+    from urank.model_io import save_model
+    from urank.pipeline import evaluate, fit_model
+    from urank.ranking.settings import UrankConfig
+    from urank.report.evaluation_report import print_evaluation
     from urank.report.fit import fit_report
-    from urank.report.job import write_job
+    from urank.report.run_report import write_job
 
-    checked = build(UrankConfig, settings, "the model")
+    checked = validate(UrankConfig, settings, "the model")
     if truth is not None:
         read_truth(truth)  # better refused now than after the training
     source = open_log(log, column, categorical, drop)

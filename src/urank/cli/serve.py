@@ -176,11 +176,11 @@ def serve_command(
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to load anew
 
-    from urank.serve.bodies import Limits
-    from urank.serve.config import ServeConfig, is_loopback, read_key
-    from urank.serve.explore import Exploration
     from urank.serve.models import Sources, SplitTest
-    from urank.serve.workers import Worker, open_socket, serve
+    from urank.serve.processes import Worker, open_socket, serve
+    from urank.serve.ranking import Exploration
+    from urank.serve.schemas import Limits
+    from urank.serve.settings import ServeConfig, is_loopback, read_key
 
     key = read_key(key_file)
     if key is None and not is_loopback(host):

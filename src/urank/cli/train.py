@@ -11,33 +11,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from urank.cli.engine import Address, Engine, EngineName, Workers, cluster_of, refuse_url
 from urank.cli.options import (
+    Address,
     Categorical,
     Column,
     Drop,
+    Engine,
+    EngineName,
     Json,
     MemoryOption,
     Overwrite,
     Quiet,
+    Workers,
+    cluster_of,
     open_log,
     print_json,
     refuse_columns,
+    refuse_url,
 )
-from urank.config import build, read_toml
+from urank.config import read_toml, to_jsonable, validate
 from urank.errors import ConfigError, UrankError
-from urank.files import refuse_taken, remove_folder
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.prepare import prepare
 from urank.memory import Memory
-from urank.paths import is_remote, to_path
-from urank.plain import plain
 from urank.progress import Report, bars
-from urank.scale.cluster import Cluster
+from urank.ray.cluster import Cluster
+from urank.storage import is_remote, refuse_taken, remove_folder, to_path
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.rankers.config import UrankConfig
-    from urank.report.clicks import FitReport
+    from urank.ranking.settings import UrankConfig
+    from urank.report.click_report import FitReport
 
 __all__ = ["families", "train_command"]
 
@@ -187,11 +190,11 @@ def train_command(
         {"propensity": propensity, "learn_from": learn_from},
     )
     limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
-    from urank.clicks.truth import read_truth  # slow to load, as all that needs torch
-    from urank.rankers.config import UrankConfig
-    from urank.report.click_terminal import print_fit
+    from urank.lab.truth import read_truth  # slow to load, as all that needs torch
+    from urank.ranking.settings import UrankConfig
+    from urank.report.click_report import print_fit
 
-    checked = build(UrankConfig, settings, str(config) if config is not None else "the model")
+    checked = validate(UrankConfig, settings, str(config) if config is not None else "the model")
     refuse_url(output, "--output")
     refuse_taken(output, marker="manifest.json", overwrite=overwrite)
     if truth is not None:
@@ -217,11 +220,11 @@ def train_command(
     remove_folder(state)
     shutil.rmtree(working, ignore_errors=True)
     if html is not None:
-        from urank.report.clicks import write_fit
+        from urank.report.click_report import write_fit
 
         write_fit(made.judged, html)
     if json:
-        told = {"model": made.name, "method": made.method, "why": made.why, "rounds": plain(made.rounds)}
+        told = {"model": made.name, "method": made.method, "why": made.why, "rounds": to_jsonable(made.rounds)}
         told["warnings"] = samples
         print_json({**made.judged.to_dict(), **told})
     elif not quiet:
@@ -234,7 +237,7 @@ def train_command(
 
 def _samples(dataset: Dataset, config: UrankConfig) -> list[str]:
     """What to tell of trees that memory made learn from a part of the log."""
-    from urank.trees import sample_sentence
+    from urank.learning.lightgbm_data import sample_sentence
 
     features, row_bytes = len(dataset.features), []
     if "gbdt" in config.clicks.families:
@@ -268,8 +271,8 @@ def _train_here(
 ) -> _Made:
     import torch
 
-    from urank.api import fit_model
-    from urank.model import save_model
+    from urank.model_io import save_model
+    from urank.pipeline import fit_model
     from urank.report.fit import fit_report
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # the rest reads ahead; small networks gain no more
@@ -292,7 +295,7 @@ def _train_there(
     overwrite: bool,
     report: Report,
 ) -> _Made:
-    from urank.scale.train import train_on_ray
+    from urank.ray.jobs import train_on_ray
 
     trained = train_on_ray(
         _absolute(dataset.folder),

@@ -8,7 +8,9 @@ What is asked and how an answer is read stands in `calls`, as functions that sen
 in `retries`; the two clients only send.
 """
 
-from urank.client.answers import (
+from urank.client.client import AsyncClient, Client
+from urank.client.errors import ServerError
+from urank.client.schemas import (
     ExplainedItem,
     Explanation,
     ModelFacts,
@@ -19,9 +21,6 @@ from urank.client.answers import (
     Shadow,
     SplitTest,
 )
-from urank.client.asynchronous import AsyncClient
-from urank.client.problems import ServerError
-from urank.client.synchronous import Client
 
 __all__ = [
     "AsyncClient",

@@ -11,12 +11,11 @@ import onnx
 from onnx import helper
 
 from urank.errors import ConfigError
-from urank.export.check import check_graph, missing_text, text_feed
-from urank.export.folder import Export, describe, export_folder, write_json
+from urank.export.bundle import Export, check_graph, describe, export_folder, missing_text, text_feed, write_json
 from urank.export.graph import VALUE, text_graph
-from urank.features import Featurizer
-from urank.files import new_file
-from urank.rankers.ranking import RankingModel
+from urank.learning.features import Featurizer
+from urank.ranking.ranking_model import RankingModel
+from urank.storage import new_file
 
 __all__ = ["export_onnx"]
 

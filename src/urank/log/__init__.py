@@ -1,0 +1,1 @@
+"""The impression log: columns, reading, preparation, inspection."""

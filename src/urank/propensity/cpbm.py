@@ -19,16 +19,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from urank.clicks.heads import log1m_exp
+from urank.clicks.families import log1m_exp
 from urank.config import Settings
-from urank.features import Featurizer, fit_featurizer
+from urank.learning.batches import Batch, ListBatches, MemoryStream
+from urank.learning.features import Featurizer, fit_featurizer
+from urank.learning.networks import Perceptron, hidden_layers
+from urank.learning.training import TrainingConfig, mean_loss, seeded, train
 from urank.log.dataset import Block, Dataset
-from urank.networks import Perceptron, hidden_layers
 from urank.progress import Report, silent
-from urank.propensity.harvest import pair_numbers
-from urank.propensity.pairs import Pairs, check_joined, harvested, weighted_clicks
-from urank.stream import Batch, Lists, MemoryStream
-from urank.training import TrainingConfig, mean_loss, seeded, train
+from urank.propensity.harvest import Pairs, check_joined, harvested, pair_numbers, weighted_clicks
 
 __all__ = ["ContextNetwork", "Contextual", "CpbmConfig", "build_contextual", "fit_cpbm", "list_means", "pairs_loss"]
 
@@ -185,13 +184,13 @@ def fit_cpbm(
     return model
 
 
-def _lists(pairs: Pairs) -> Lists:
+def _lists(pairs: Pairs) -> ListBatches:
     """A list for each query and a row for each of its items; the click rates are the table."""
     assert pairs.inputs is not None  # noqa: S101 - they were asked for
     rows = len(pairs.shows)
     nothing = np.zeros(rows, dtype=np.float32)
     rates = pairs.rates.astype(np.float32)
-    return Lists(pairs.inputs, np.ones(rows, dtype=np.int64), nothing, nothing, pairs.offsets, table=rates)
+    return ListBatches(pairs.inputs, np.ones(rows, dtype=np.int64), nothing, nothing, pairs.offsets, table=rates)
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -21,13 +21,12 @@ from pydantic import Field
 from scipy.special import expit, logit
 
 from urank.errors import DataError
-from urank.features import fit_featurizer
-from urank.log.dataset import Dataset
-from urank.log.interventions import ranges
-from urank.log.shown import shown
+from urank.learning.features import fit_featurizer
+from urank.learning.lightgbm_data import MAX_LEAVES, Floats, GrowthConfig, lightgbm_dataset
+from urank.log.dataset import Dataset, drop_unseen
+from urank.log.identifiability import ranges
 from urank.progress import Report, silent
-from urank.propensity.model import Curve
-from urank.trees import MAX_LEAVES, Floats, GrowthConfig, binned
+from urank.propensity.examination import ExaminationCurve
 
 __all__ = ["EmConfig", "Observed", "e_step", "examination_of", "fit_em"]
 
@@ -96,7 +95,9 @@ def examination_of(observed: Observed, relevant: Doubles, examination: Doubles, 
     return examination
 
 
-def fit_em(dataset: Dataset, config: EmConfig | None = None, *, seed: int = 0, report: Report = silent) -> Curve:
+def fit_em(
+    dataset: Dataset, config: EmConfig | None = None, *, seed: int = 0, report: Report = silent
+) -> ExaminationCurve:
     """One curve by regression EM; the features of the log must tell relevance, and not the position.
 
     Args:
@@ -109,7 +110,7 @@ def fit_em(dataset: Dataset, config: EmConfig | None = None, *, seed: int = 0, r
         DataError: when there are no features, or a position was not shown.
     """
     config = config if config is not None else EmConfig()
-    dataset = shown(dataset)
+    dataset = drop_unseen(dataset)
     featurizer = fit_featurizer(dataset)
     params = config.params(seed)
     observed = {split: _observed(dataset, split) for split in ("train", "valid")}
@@ -119,9 +120,11 @@ def fit_em(dataset: Dataset, config: EmConfig | None = None, *, seed: int = 0, r
         raise DataError(f"every position must be shown in the train split of {dataset.folder}; {ranges(absent)} is not")
     data: dict[str, lightgbm.Dataset] = {}
     for split in ("train", "valid"):
-        data[split] = binned(dataset, split, featurizer, params, report, extra=None, reference=data.get("train"))
+        data[split] = lightgbm_dataset(
+            dataset, split, featurizer, params, report, extra=None, reference=data.get("train")
+        )
     curve = _grow(data, observed, dataset.positions, config, params, report)
-    return Curve("em", tuple((curve / curve[0]).tolist()))
+    return ExaminationCurve("em", tuple((curve / curve[0]).tolist()))
 
 
 def _observed(dataset: Dataset, split: str) -> Observed:

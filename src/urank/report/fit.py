@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from urank.clicks.config import ClickConfig
-from urank.clicks.fit import Fit, predictions
-from urank.clicks.truth import oracle_predictions, read_truth
-from urank.evaluate.quality import Quality, quality, reliability, table_error
+from urank.clicks.fitting import ClickConfig, Fit, predictions
+from urank.evaluation.click_quality import Quality, quality, reliability, table_error
+from urank.lab.truth import oracle_predictions, read_truth
 from urank.log.dataset import Dataset
-from urank.report.clicks import FitReport
+from urank.report.click_report import FitReport
 
 __all__ = ["fit_report"]
 

@@ -10,9 +10,9 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from urank.files import new_file
-from urank.report.figures import svg
+from urank.report.style import svg
 from urank.report.tables import Table
+from urank.storage import new_file
 
 __all__ = ["Chart", "Section", "write_page"]
 

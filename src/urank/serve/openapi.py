@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -10,38 +11,92 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from jinja2 import Environment, PackageLoader
 from pydantic import BaseModel, FailFast, Field, create_model
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
-from urank.serve import bodies
-from urank.serve.arrow import ARROW_TYPE
-from urank.serve.bodies import (
+from urank.serve import schemas
+from urank.serve.playground import html_page
+from urank.serve.request_arrays import ARROW_TYPE
+from urank.serve.schemas import (
     MAX_FEATURES,
+    PROBLEM_JSON,
     Candidate,
     ExplainQuery,
     FeedbackBody,
     Limits,
     MixedFeatures,
     NumericFeatures,
+    ProblemBody,
     RankBatch,
     RankQuery,
 )
-from urank.serve.metrics import METRICS_TYPE
-from urank.serve.problems import PROBLEM_JSON, ProblemBody
 from urank.serve.security import OPEN_PATHS
-from urank.serve.service import Service, State
+from urank.serve.service import METRICS_TYPE, RequestContext, Service
 
-__all__ = ["OPERATIONS", "body_models", "describe"]
+__all__ = ["OPERATIONS", "body_models", "describe", "docs_page"]
+
+_MOST_LINES = 80
+
+
+def docs_page(openapi: dict[str, Any]) -> Response:
+    """The page of a description."""
+    operations = [
+        {
+            "method": method.upper(),
+            "path": path,
+            "summary": operation.get("summary", ""),
+            "takes": [
+                _kind(kind, content) for kind, content in operation.get("requestBody", {}).get("content", {}).items()
+            ],
+            "gives": [
+                (status, _answer(response), response.get("description", ""))
+                for status, response in sorted(operation["responses"].items())
+            ],
+        }
+        for path, operations in openapi["paths"].items()
+        for method, operation in operations.items()
+    ]
+    schemas = {name: _text(schema) for name, schema in sorted(openapi["components"]["schemas"].items())}
+    return html_page(_template().render(info=openapi["info"], operations=operations, schemas=schemas))
+
+
+def _kind(kind: str, content: dict[str, Any]) -> tuple[str, list[str]]:
+    return kind, _names(content.get("schema", {}))
+
+
+def _answer(response: dict[str, Any]) -> list[str]:
+    return [name for content in response.get("content", {}).values() for name in _names(content.get("schema", {}))]
+
+
+def _names(schema: dict[str, Any]) -> list[str]:
+    """The schemas that one refers to."""
+    parts = [schema, *schema.get("anyOf", [])]
+    return [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+
+
+def _text(schema: dict[str, Any]) -> str:
+    lines = json.dumps(schema, indent=2, ensure_ascii=False).splitlines()
+    more = [f"… {len(lines) - _MOST_LINES} lines more in /openapi.json"] if len(lines) > _MOST_LINES else []
+    return "\n".join([*lines[:_MOST_LINES], *more])
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
+    return environment.get_template("docs.html")
+
 
 _REF = "#/components/schemas/{model}"
 _GIVEN = "What was asked for."
 _LARGEST = float(np.finfo(np.float32).max)
 _ANSWERS: tuple[type[BaseModel], ...] = (
-    bodies.RankAnswer,
-    bodies.RankingsAnswer,
-    bodies.ExplainAnswer,
-    bodies.Accepted,
-    bodies.Reloaded,
+    schemas.RankAnswer,
+    schemas.RankingsAnswer,
+    schemas.ExplainAnswer,
+    schemas.Accepted,
+    schemas.Reloaded,
     ProblemBody,
 )
 OPERATIONS: Mapping[str, tuple[tuple[str, ...], dict[int, tuple[str, ...]]]] = {
@@ -147,7 +202,7 @@ def _one_of(kinds: tuple[str, ...], names: Mapping[str, str]) -> dict[str, Any]:
     return references[0] if len(references) == 1 else {"anyOf": references}
 
 
-def _describe_features(components: dict[str, Any], state: State, service: Service) -> None:
+def _describe_features(components: dict[str, Any], state: RequestContext, service: Service) -> None:
     """Put the names and kinds of the features into the description of a candidate, and the limits beside them."""
     number = {"anyOf": [{"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}, {"type": "null"}]}
     category = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}

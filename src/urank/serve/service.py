@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +18,68 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from urank.errors import DataError, UrankError
-from urank.serve.bodies import Event
-from urank.serve.config import ServeConfig
-from urank.serve.items import Lists, Reader
-from urank.serve.metrics import Metrics
-from urank.serve.models import Served, load
-from urank.serve.problems import Problem
-from urank.serve.ranking import Shown, columns_of, rank_lists, record_of, shadow_orders
-from urank.serve.records import Columns, FeedbackRecord, ShadowRecord, encode, new_ranking_id, new_segment
-from urank.serve.samples import Sample, read_samples
-from urank.serve.upkeep import Compaction, check_log, live_with
-from urank.serve.wal import Writer
+from urank.serve.feedback_store import (
+    Columns,
+    CompactionTask,
+    FeedbackRecord,
+    ShadowRecord,
+    WalWriter,
+    check_log,
+    encode,
+    live_with,
+    new_ranking_id,
+    new_segment,
+)
+from urank.serve.models import ActiveModels, load
+from urank.serve.playground import Sample, read_samples
+from urank.serve.ranking import RankedList, columns_of, rank_lists, record_of, shadow_orders
+from urank.serve.request_arrays import Reader, RequestLists
+from urank.serve.schemas import Event, Problem
+from urank.serve.settings import ServeConfig
 
-__all__ = ["Ranked", "Service", "State"]
+__all__ = ["METRICS_TYPE", "Metrics", "Ranked", "RequestContext", "Service"]
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """The counters of a server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("urank_requests", "Requests.", ["route", "status"], **made)
+        self.seconds = Histogram(
+            "urank_request_seconds", "Time from request to answer.", ["route"], buckets=_SECONDS, **made
+        )
+        self.model_seconds = Histogram("urank_model_seconds", "Time in the models.", buckets=_SECONDS, **made)
+        self.log_seconds = Histogram(
+            "urank_log_seconds", "Time until a ranking or a click was durable.", buckets=_SECONDS, **made
+        )
+        self.lists = Counter("urank_lists", "Lists ranked.", ["arm", "explored"], **made)
+        self.candidates = Counter("urank_candidates", "Candidates ranked.", **made)
+        self.utility = Counter("urank_expected_utility", "Utility that is expected of the lists.", ["arm"], **made)
+        self.events = Counter("urank_feedback_events", "Events that were accepted.", ["kind"], **made)
+        self.reloads = Counter("urank_reloads", "Attempts to load models anew.", ["result"], **made)
+        self.shadow = Counter("urank_shadow_lists", "Lists that the silent model ranked too.", ["result"], **made)
+        self.model = Gauge(
+            "urank_model_info", "The models in use.", ["role", "version"], multiprocess_mode="livemostrecent", **made
+        )
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        if SHARED_FOLDER not in os.environ:
+            return bytes(generate_latest(self.registry))
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return bytes(generate_latest(registry))
+
 
 MANY_ROWS = 2_000
 MOST_SHADOWS = 64
@@ -42,10 +90,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class RequestContext:
     """What a request works with, from its begin to its end."""
 
-    served: Served
+    served: ActiveModels
     reader: Reader
 
     @cached_property
@@ -63,8 +111,8 @@ class Ranked:
         model_seconds, log_seconds: how long the models took, and how long the log.
     """
 
-    lists: Lists
-    shown: Sequence[Shown]
+    lists: RequestLists
+    shown: Sequence[RankedList]
     ids: Sequence[str]
     model_seconds: float
     log_seconds: float
@@ -95,25 +143,25 @@ class Service:
         self._rng = np.random.default_rng(config.seed)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="urank aside")  # for what no request waits for
-        self._writer: Writer | None = None
+        self._writer: WalWriter | None = None
         self._troubled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
-        self._compaction: Compaction | None = None
+        self._compaction: CompactionTask | None = None
 
     async def start(self, parent: int | None = None) -> None:
         """Open the log and begin what goes on beside the requests; end when the parent, if there is one, has ended."""
         if parent is not None:
             self._later(live_with(parent))
         if self.config.log is not None:
-            self._writer = Writer(
+            self._writer = WalWriter(
                 self.config.log,
                 segment_bytes=self.config.segment_bytes,
                 segment_seconds=self.config.segment_seconds,
             )
             self._later(self._tick(self._writer))
             if self.compacts:
-                self._compaction = Compaction(self.config.log, self.config.join_seconds)
+                self._compaction = CompactionTask(self.config.log, self.config.join_seconds)
                 self._later(self._compaction.run())
 
     async def stop(self) -> None:
@@ -133,7 +181,7 @@ class Service:
         """Whether requests can be served: a log that cannot be written makes it false."""
         return self._writer is None or self._writer.healthy
 
-    async def rank(self, state: State, lists: Lists) -> Ranked:
+    async def rank(self, state: RequestContext, lists: RequestLists) -> Ranked:
         """Rank lists; they are durable when this returns.
 
         Raises:
@@ -197,14 +245,14 @@ class Service:
         with suppress(UrankError):  # it is logged
             await self.reload()
 
-    def _made(self, served: Served) -> State:
+    def _made(self, served: ActiveModels) -> RequestContext:
         config = self.config
         if config.log is not None:  # a feature with the name of a column of the log is refused now, not at a request
             Columns(served.numeric, served.categorical, value=True, explored=True)
         reader = Reader(served.numeric, served.categorical, config.limits, ignore_unknown=config.ignore_unknown)
-        return State(served, reader)
+        return RequestContext(served, reader)
 
-    def _tell_models(self, served: Served, value: float) -> None:
+    def _tell_models(self, served: ActiveModels, value: float) -> None:
         for role, model in (("main", served.main), ("shadow", served.shadow), ("test", served.other)):
             if model is not None:
                 self.metrics.model.labels(role, model.version).set(value)
@@ -227,12 +275,14 @@ class Service:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    def _rank(self, state: State, lists: Lists) -> tuple[list[Shown], float]:
+    def _rank(self, state: RequestContext, lists: RequestLists) -> tuple[list[RankedList], float]:
         started = time.perf_counter()
         shown = rank_lists(state.served, lists, exploration=self.config.exploration, rng=self._rng)
         return shown, time.perf_counter() - started
 
-    async def _log_rankings(self, state: State, lists: Lists, shown: Sequence[Shown]) -> tuple[list[str], float]:
+    async def _log_rankings(
+        self, state: RequestContext, lists: RequestLists, shown: Sequence[RankedList]
+    ) -> tuple[list[str], float]:
         """The ids of rankings, which are in the log when this returns, and how long that took."""
         writer, exploration = self._writer, self.config.exploration
         now = time.time_ns() // 1_000
@@ -251,7 +301,7 @@ class Service:
         self.metrics.log_seconds.observe(seconds)
         return ids, seconds
 
-    async def _append(self, writer: Writer, records: Sequence[bytes], columns: Columns | None) -> None:
+    async def _append(self, writer: WalWriter, records: Sequence[bytes], columns: Columns | None) -> None:
         try:
             await writer.append(records, () if columns is None else columns)
         except DataError as error:
@@ -260,13 +310,17 @@ class Service:
             self._troubled = True
             raise Problem(503, "the feedback log cannot be written, so nothing is acknowledged") from None
 
-    def _shadow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
+    def _shadow(
+        self, state: RequestContext, lists: RequestLists, shown: Sequence[RankedList], ids: Sequence[str]
+    ) -> None:
         if len(self._tasks) >= MOST_SHADOWS:
             self.metrics.shadow.labels("dropped").inc(len(shown))
             return
         self._later(self._follow(state, lists, shown, ids))
 
-    async def _follow(self, state: State, lists: Lists, shown: Sequence[Shown], ids: Sequence[str]) -> None:
+    async def _follow(
+        self, state: RequestContext, lists: RequestLists, shown: Sequence[RankedList], ids: Sequence[str]
+    ) -> None:
         """Let the silent model rank the lists too, in a thread, and log its orders."""
         loop = asyncio.get_running_loop()
         orders = await loop.run_in_executor(self._aside, shadow_orders, state.served, lists, shown)
@@ -293,7 +347,7 @@ class Service:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("what goes on beside the requests failed", exc_info=error)
 
-    async def _tick(self, writer: Writer) -> None:
+    async def _tick(self, writer: WalWriter) -> None:
         """Seal write-ahead files that are old."""
         while True:
             await asyncio.sleep(TICK_SECONDS)

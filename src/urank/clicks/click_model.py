@@ -1,0 +1,102 @@
+"""A click model as the rest of urank sees it: raw features in, the log of the click table out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from urank.clicks.calibration import Calibration, apply
+from urank.clicks.families import Family, Head
+from urank.learning.features import Featurizer, Inputs
+from urank.learning.networks import chunk_rows
+from urank.log.ragged import at_positions
+
+__all__ = ["ClickModel", "Member", "NetworkClicks", "log_mean_exp"]
+
+
+class Member(Protocol):
+    """One model of an ensemble."""
+
+    @property
+    def family(self) -> str:
+        """The family it is of."""
+        ...
+
+    def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
+        """log P(click | item, k) `[rows, K]`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkClicks:
+    """A member that is a network."""
+
+    family: Family
+    network: Head
+
+    def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
+        """log P(click | item, k) `[rows, K]`, a chunk of rows at a time."""
+        self.network.eval()
+        device = next(self.network.parameters()).device
+        table = np.empty((len(inputs), self.network.positions), dtype=np.float32)
+        with torch.inference_mode():
+            step = chunk_rows(device)
+            for start in range(0, len(inputs), step):
+                rows = inputs[start : start + step]
+                numeric, categorical = torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical)
+                table[start : start + step] = self.network(numeric.to(device), categorical.to(device)).cpu().numpy()
+        return table
+
+
+@dataclass(frozen=True, eq=False)
+class ClickModel:
+    """The mean of the members' tables, calibrated.
+
+    Attributes:
+        featurizer: turns raw columns into inputs.
+        positions: K.
+        members: the models whose tables are averaged.
+        calibration: applied to the mean.
+    """
+
+    featurizer: Featurizer
+    positions: int
+    members: tuple[Member, ...]
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        """The families, and how many of each, as `monotone ×3`."""
+        families = [member.family for member in self.members]
+        counts = {family: families.count(family) for family in dict.fromkeys(families)}
+        return " + ".join(family if n == 1 else f"{family} ×{n}" for family, n in counts.items())
+
+    def log_ctr(self, inputs: Inputs | pl.DataFrame | pa.Table) -> NDArray[np.float32]:
+        """log P(click | item, position) `[rows, K]` of inputs, or of a table with a column for each feature."""
+        if not isinstance(inputs, Inputs):
+            inputs = self.featurizer.encode(inputs)
+        table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
+        return apply(self.calibration, table).astype(np.float32)
+
+    def log_ctr_at(self, inputs: Inputs, position: NDArray[np.int64]) -> NDArray[np.float32]:
+        """log P(click) `[rows]` at one 1-based position for each row."""
+        return at_positions(self.log_ctr(inputs), position)
+
+
+def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """log of the mean of exp(table) over the tables.
+
+    >>> bool(np.isclose(log_mean_exp([np.log([[0.2]]), np.log([[0.4]])]), np.log(0.3)).all())
+    True
+    """
+    if len(tables) == 1:
+        return tables[0]
+    total = np.logaddexp.reduce(np.stack(tables), axis=0)
+    return np.asarray(total - np.log(len(tables)), dtype=tables[0].dtype)

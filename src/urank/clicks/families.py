@@ -1,0 +1,223 @@
+"""The families of click models that are networks: what stands behind the backbone decides how clicks fall.
+
+Each is a module whose `forward(numeric, categorical)` gives `log_ctr[rows, K]`, the log of P(click | item, position),
+in log space throughout. `at(numeric, categorical, position)` gives the entry of one position for each row, which is
+all that training needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from urank.clicks.calibration import log_sigmoid
+from urank.learning.features import Categorical, Featurizer
+from urank.learning.networks import Backbone, DeepFM, build_backbone
+
+__all__ = ["Family", "Head", "build_network", "click_loss", "log1m_exp"]
+
+Family = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
+
+
+class Head(nn.Module):
+    """A backbone, one linear layer, and a family's own way from its outputs to the table."""
+
+    def __init__(
+        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__()
+        self.positions = positions
+        self.backbone = build_backbone(backbone, featurizer, hidden, dropout)
+        self.output = nn.Linear(self.backbone.width, self.outputs(positions))
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        """How many numbers the linear layer gives."""
+        raise NotImplementedError
+
+    def table(self, outputs: Tensor) -> Tensor:
+        """The table `[rows, K]` from what the linear layer gave."""
+        raise NotImplementedError
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        return self.table(self.output(self.backbone(numeric, categorical)))
+
+    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
+        """log P(click) `[rows]` at one 1-based position for each row."""
+        table: Tensor = self(numeric, categorical)
+        return table.gather(1, position[:, None] - 1)[:, 0]
+
+
+class VectorHead(Head):
+    """The paper's A1: K outputs, one for each position, that know nothing of each other."""
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return positions
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs)
+
+
+class FactorisedHead(Head):
+    """examination(item, k) · relevance(item), as in the paper's released code; examination at position 1 is 1."""
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return positions
+
+    def table(self, outputs: Tensor) -> Tensor:
+        relevance = log_sigmoid(outputs[:, :1])
+        examination = log_sigmoid(outputs[:, 1:])
+        return torch.cat([relevance, relevance + examination], dim=1)
+
+
+class MonotoneHead(Head):
+    """One global falling curve, steeper or flatter by item; never rises with k, as Theorems 1 and 2 assume.
+
+        log P(click | item, k) = log r(item) − s(item) · g(k),      r in (0, 1),  s ≥ 0,  g(1) = 0,  g rising
+
+    With g = log k and s = max(wᵀx + 1, 0) this is the oracle of Section 5.2.
+    """
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return 2
+
+    def __init__(
+        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__(featurizer, positions, backbone, hidden, dropout)
+        k = torch.arange(1, positions + 1, dtype=torch.float32)
+        steps = torch.log(k[1:]) - torch.log(k[:-1])
+        self.steps = nn.Parameter(torch.log(torch.expm1(steps)))  # the curve starts as log k
+        with torch.no_grad():
+            self.output.bias[1] = 0.54  # softplus(0.54) = 1: the examination 1/k
+
+    def curve(self) -> Tensor:
+        """g(k) `[K]`."""
+        return torch.cat([self.steps.new_zeros(1), torch.cumsum(softplus(self.steps), dim=0)])
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs[:, :1]) - softplus(outputs[:, 1:]) * self.curve()
+
+
+class PBMHead(MonotoneHead):
+    """One curve for all items: the position-based model, relevance(item) · examination(k)."""
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return 2
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs[:, :1]) - self.curve()
+
+
+class PositionHead(Head):
+    """The paper's A2: item and position one-hot in, one value out.
+
+    The position joins what the backbone makes of the item, and two more layers mix them, so that the backbone runs
+    once for all K positions.
+    """
+
+    mixed = 32
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return PositionHead.mixed
+
+    def __init__(
+        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__(featurizer, positions, backbone, hidden, dropout)
+        self.places = nn.Embedding(positions, self.mixed)
+        self.mix = nn.Sequential(nn.ReLU(), nn.Linear(self.mixed, self.mixed), nn.ReLU(), nn.Linear(self.mixed, 1))
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(self.mix(outputs[:, None, :] + self.places.weight)[:, :, 0])
+
+    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
+        outputs = self.output(self.backbone(numeric, categorical))
+        return log_sigmoid(self.mix(outputs + self.places(position - 1))[:, 0])
+
+
+class DeepFMHead(Head):
+    """DeepFM (Guo et al. 2017) with the position as a field among the features, as clicks are predicted in production.
+
+    The position has an embedding and a weight like any category: it takes part in the linear terms, in the pairs with
+    every feature, and in the hidden layers. The linear layer weighs the three parts, where Guo et al. add them up.
+    Always on a DeepFM, whatever the backbone of the other families. To rank by it as is usual is method ctr1.
+    """
+
+    backbone: DeepFM
+
+    @staticmethod
+    def outputs(positions: int) -> int:
+        return 1
+
+    def __init__(
+        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
+    ) -> None:
+        del backbone
+        place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has number k
+        fields = Featurizer(featurizer.numeric, (*featurizer.categorical, place))
+        super().__init__(fields, positions, "deepfm", hidden, dropout)
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs[..., 0])
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        return self.table(self.output(self.backbone.for_each_last(numeric, categorical)))
+
+    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
+        fields = torch.cat([categorical, position[:, None]], dim=1)
+        return self.table(self.output(self.backbone(numeric, fields)))
+
+
+_HEADS: dict[Family, type[Head]] = {
+    "vector": VectorHead,
+    "position": PositionHead,
+    "deepfm": DeepFMHead,
+    "factorised": FactorisedHead,
+    "monotone": MonotoneHead,
+    "pbm": PBMHead,
+}
+
+
+def build_network(
+    family: Family,
+    featurizer: Featurizer,
+    positions: int,
+    *,
+    backbone: Backbone = "mlp",
+    hidden: Sequence[int] = (128, 64),
+    dropout: float = 0.05,
+) -> Head:
+    """A click model as a network, with fresh weights from torch's own generator."""
+    if family not in get_args(Family):
+        raise ValueError(f"family must be one of {', '.join(get_args(Family))}; got {family!r}")
+    return _HEADS[family](featurizer, positions, backbone, hidden, dropout)
+
+
+def log1m_exp(x: Tensor) -> Tensor:
+    """log(1 − eˣ) for x < 0, without loss at either end.
+
+    >>> bool(torch.isclose(log1m_exp(torch.log(torch.tensor(0.25))), torch.log(torch.tensor(0.75))))
+    True
+    """
+    x = torch.clamp(x, max=-1e-7)
+    return torch.where(x > -0.6931472, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
+
+
+def click_loss(log_ctr: Tensor, click: Tensor) -> Tensor:
+    """Cross-entropy of Eq. 2, the mean over rows, of log P(click) `[rows]` and clicks `[rows]`.
+
+    >>> p, c = torch.tensor([0.25, 0.5]), torch.tensor([1.0, 0.0])
+    >>> bool(torch.isclose(click_loss(torch.log(p), c), -(torch.log(p[0]) + torch.log(1 - p[1])) / 2))
+    True
+    """
+    return -(click * log_ctr + (1 - click) * log1m_exp(log_ctr)).mean()

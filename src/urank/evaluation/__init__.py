@@ -1,0 +1,1 @@
+"""Offline evaluation: estimate what policies would earn from a log that another policy wrote."""

@@ -1,0 +1,274 @@
+"""Figures that judge a click model by what was clicked at the logged positions.
+
+Log loss is what training lowers: honest about ranking and calibration together. AUC sees only the order of rows, the
+expected calibration error only whether rates are met. All are pure functions of flat arrays, a row for each
+impression, and fit tens of millions of rows; `quality` gathers them over all rows and by position. A figure that the
+rows cannot tell, such as the AUC of rows without a click, is NaN.
+
+scikit-learn has log loss and AUC, the one from probabilities, which lose the small ones, and as one number; the tests
+hold these functions against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urank.log.inspection import wilson_interval
+
+__all__ = [
+    "Quality",
+    "Reliability",
+    "auc_metric",
+    "expected_calibration_error",
+    "log_loss_metric",
+    "quality",
+    "reliability",
+    "table_error",
+]
+
+# As in training (clicks.heads.click_loss): a click model that says 1 where nobody clicks loses 16, not infinity.
+_HIGHEST = -1e-7
+
+
+def log_loss_metric(log_p: NDArray[Any], click: NDArray[Any]) -> NDArray[np.float64]:
+    """Log loss of each row (Eq. 2), in log space and sound at both ends; its mean is the figure.
+
+        −click · log p − (1 − click) · log(1 − p)
+
+    Args:
+        log_p: `[rows]`, the log of the predicted click probability.
+        click: `[rows]`, 0 or 1.
+
+    Returns:
+        `[rows]`, from 0 up.
+
+    >>> log_loss_metric(np.log([0.25, 0.5]), np.array([1, 0])).round(4).tolist()  # −log 0.25, −log(1 − 0.5)
+    [1.3863, 0.6931]
+    """
+    log_p, clicked = _check(log_p, click, "log_p")
+    bounded = np.minimum(log_p, _HIGHEST)
+    # Each form of log(1 − eˣ) is exact on its side of log ½ (Mächler 2012).
+    near, far = np.log(-np.expm1(np.maximum(bounded, -1.0))), np.log1p(-np.exp(bounded))
+    return np.where(clicked, np.maximum(-log_p, 0.0), -np.where(bounded > -np.log(2), near, far))
+
+
+def auc_metric(score: NDArray[Any], click: NDArray[Any]) -> float:
+    """Area under the ROC curve: how often a clicked row scores above one that was not clicked, ties counted half.
+
+        AUC = (|{(i, j) : s_i > s_j}| + ½ |{(i, j) : s_i = s_j}|) / (clicked · not clicked),   i clicked, j not
+
+    Args:
+        score: `[rows]`, anything that rises with the click probability.
+        click: `[rows]`, 0 or 1.
+
+    Returns:
+        From 0 to 1; NaN when all rows were clicked or none was.
+
+    >>> auc_metric(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))  # (3 + ½) / (2 · 2)
+    0.875
+    """
+    score, clicked = _check(score, click, "score")
+    above, below = np.sort(score[clicked]), np.sort(score[~clicked])
+    if len(above) == 0 or len(below) == 0:
+        return float("nan")
+    # Counts, not ranks: whole numbers, so that a reversed score has exactly the rest.
+    twice = np.searchsorted(below, above, side="left").sum() + np.searchsorted(below, above, side="right").sum()
+    return int(twice) / (2 * len(above) * len(below))
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Predicted and observed click rates of bins of rows; a list entry for each bin, rising with the prediction.
+
+    Attributes:
+        predicted: mean predicted probability.
+        observed: share of rows that were clicked.
+        count: rows.
+        low, high: the 95 % interval of the observed rate (Wilson).
+    """
+
+    predicted: list[float]
+    observed: list[float]
+    count: list[int]
+    low: list[float]
+    high: list[float]
+
+
+def reliability(p: NDArray[Any], click: NDArray[Any], bins: int = 15) -> Reliability:
+    """Predicted against observed rates in bins of about equally many rows, for a reliability plot.
+
+    Rows with the same prediction are never parted, so that the order of the rows does not matter; a model that says few
+    different things has fewer bins.
+
+    Args:
+        p: `[rows]`, the predicted click probability.
+        click: `[rows]`, 0 or 1.
+        bins: how many at most.
+
+    >>> found = reliability(np.array([0.1, 0.1, 0.6, 0.8]), np.array([0, 0, 1, 0]), bins=2)
+    >>> found.predicted, found.observed, found.count
+    ([0.1, 0.7], [0.0, 0.5], [2, 2])
+    """
+    p, clicked = _check(p, click, "p")
+    if bins < 1:
+        raise ValueError(f"bins must be from 1 up; got {bins}")
+    if len(p) == 0:
+        return Reliability([], [], [], [], [])
+    edges = np.unique(np.sort(p)[len(p) * np.arange(1, bins) // bins])
+    number = np.searchsorted(edges, p, side="right")
+    count = np.bincount(number)
+    total, clicks = np.bincount(number, p), np.bincount(number, clicked)
+    filled = count > 0
+    count, total, clicks = count[filled], total[filled], clicks[filled]
+    low, high = wilson_interval(clicks.astype(np.int64), count)
+    return Reliability((total / count).tolist(), (clicks / count).tolist(), count.tolist(), low.tolist(), high.tolist())
+
+
+def expected_calibration_error(p: NDArray[Any], click: NDArray[Any], bins: int = 15) -> float:
+    """Expected calibration error (Naeini et al. 2015), over bins of about equally many rows.
+
+        ECE = Σ_bins rows in bin / rows · |mean p of the bin − click rate of the bin|
+
+    Chance alone gives a perfect model about √(2 / π) · √(rate (1 − rate) · bins / rows), so compare models on the same
+    rows only. Arguments as for `reliability`.
+
+    >>> round(expected_calibration_error(np.array([0.1, 0.1, 0.6, 0.8]), np.array([0, 0, 1, 0]), bins=2), 4)
+    0.15
+    """
+    return _calibration_error(reliability(p, click, bins))
+
+
+def _calibration_error(bins: Reliability) -> float:
+    count = np.array(bins.count)
+    gap = np.abs(np.array(bins.predicted) - np.array(bins.observed))
+    return float(count @ gap / count.sum()) if len(count) > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good predictions are, over some rows.
+
+    Attributes:
+        rows, clicks: counts.
+        log_loss, auc, ece: the figures of this module.
+        predicted, observed: mean predicted probability and click rate.
+        by_position: the same for the rows of each position, K entries; empty within those.
+    """
+
+    rows: int
+    clicks: int
+    log_loss: float
+    auc: float
+    ece: float
+    predicted: float
+    observed: float
+    by_position: tuple[Quality, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, with null for what is not a finite number."""
+        names = ("rows", "clicks", "log_loss", "auc", "ece", "predicted", "observed")
+        figures = {name: getattr(self, name) for name in names}
+        plain: dict[str, Any] = {name: value if isfinite(value) else None for name, value in figures.items()}
+        return plain | ({"by_position": [each.to_dict() for each in self.by_position]} if self.by_position else {})
+
+
+def quality(
+    log_p: NDArray[Any], position: NDArray[Any], click: NDArray[Any], *, positions: int, bins: int = 15
+) -> Quality:
+    """All figures, over all rows and by position.
+
+    Args:
+        log_p: `[rows]`, the log of the predicted click probability at the logged position.
+        position: `[rows]`, that position, 1 … K.
+        click: `[rows]`, 0 or 1.
+        positions: K.
+        bins: of the calibration error.
+
+    >>> found = quality(np.log([0.5, 0.25, 0.5]), np.array([1, 2, 1]), np.array([1, 0, 0]), positions=2)
+    >>> found.rows, found.clicks, found.auc, [each.rows for each in found.by_position]
+    (3, 1, 0.75, [2, 1])
+    """
+    log_p, clicked = _check(log_p, click, "log_p")
+    if np.shape(position) != log_p.shape:
+        raise ValueError(f"position must have shape {list(log_p.shape)}; got shape {list(np.shape(position))}")
+    if len(position) > 0 and not (position.min() >= 1 and position.max() <= positions):
+        raise ValueError(f"position must be from 1 to {positions}; got {position.min()} to {position.max()}")
+    order = np.argsort(position, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(position - 1, minlength=positions))])
+    by_position = [_quality(log_p[order[a:b]], clicked[order[a:b]], bins) for a, b in pairwise(ends)]
+    return _quality(log_p, clicked, bins, tuple(by_position))
+
+
+def _quality(
+    log_p: NDArray[np.float64], clicked: NDArray[np.bool_], bins: int, by_position: tuple[Quality, ...] = ()
+) -> Quality:
+    rows, clicks = len(clicked), int(clicked.sum())
+    if rows == 0:
+        nan = float("nan")
+        return Quality(0, 0, nan, nan, nan, nan, nan, by_position)
+    p = np.exp(log_p)
+    return Quality(
+        rows=rows,
+        clicks=clicks,
+        log_loss=float(log_loss_metric(log_p, clicked).mean()),
+        auc=auc_metric(log_p, clicked),
+        ece=expected_calibration_error(p, clicked, bins),
+        predicted=float(p.mean()),
+        observed=clicks / rows,
+        by_position=by_position,
+    )
+
+
+def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, Any]:
+    """How far a table is from the truth, which a simulation knows.
+
+        mean absolute error = mean over items i and positions k of |exp(log_table[i, k]) − true_table[i, k]|
+
+    Args:
+        log_table: `[rows, K]`, the log of the predicted click probability of each item at each position.
+        true_table: `[rows, K]`, the true probabilities.
+
+    Returns:
+        `mean_absolute_error`, and `by_position` with the K errors that it is the mean of.
+
+    >>> error = table_error(np.log([[0.5, 0.25]]), np.array([[0.75, 0.25]]))
+    >>> error["mean_absolute_error"], error["by_position"]
+    (0.125, [0.25, 0.0])
+    """
+    if np.ndim(log_table) != 2 or np.shape(log_table) != np.shape(true_table):
+        raise ValueError(
+            "log_table and true_table must have the same shape [rows, K]; "
+            f"got shapes {list(np.shape(log_table))} and {list(np.shape(true_table))}"
+        )
+    # A column at a time, so that no second table of float64 is held.
+    by_position = [
+        float(np.abs(np.exp(predicted, dtype=np.float64) - true).mean())
+        for predicted, true in zip(log_table.T, true_table.T, strict=True)
+    ]
+    return {"mean_absolute_error": float(np.mean(by_position)), "by_position": by_position}
+
+
+def _check(values: NDArray[Any], click: NDArray[Any], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values as float64 and which rows were clicked."""
+    if np.ndim(values) != 1 or np.shape(values) != np.shape(click):
+        raise ValueError(
+            f"{name} and click must have the same shape [rows]; "
+            f"got shapes {list(np.shape(values))} and {list(np.shape(click))}"
+        )
+    values, click = np.asarray(values, dtype=np.float64), np.asarray(click)
+    clicked = click == 1
+    refused = {
+        f"{name} must be a number": (values, np.isnan(values)),
+        "click must be 0 or 1": (click, ~clicked & (click != 0)),
+    }
+    for requirement, (given, wrong) in refused.items():
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(f"{requirement}; got {given[row]} at row {row}")
+    return values, clicked

@@ -1,0 +1,341 @@
+"""What an app store does with its own log: learn a ranker from it, serve it, and write the next log.
+
+The production ranker of Section 6 is DeepFM, trained with the position as a field and asked for position 1. U-rank
+learns a click model and a scorer from the same kind of log.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import tomli_w
+from numpy.typing import NDArray
+
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.errors import ConfigError
+from urank.lab.market import Market, MarketConfig, build_market
+from urank.lab.oracle import table_probabilities
+from urank.log.dataset import Dataset
+from urank.log.prepare import prepare
+from urank.log.ragged import pad, positions_by_score, where_items
+from urank.log.reader import read
+from urank.progress import Report, silent
+from urank.ranking.positions import Method
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.storage import new_folder
+
+__all__ = [
+    "FIRST_DAY",
+    "NOT_LEARNED",
+    "PRODUCTION",
+    "Ranker",
+    "Requests",
+    "ServedVisits",
+    "by_chance",
+    "by_popularity",
+    "draw_requests",
+    "expected_downloads",
+    "learn",
+    "production_ranker",
+    "random_traffic",
+    "ranked_by",
+    "serve",
+    "traffic",
+    "with_table",
+    "write_appstore",
+    "write_days",
+]
+
+FIRST_DAY = datetime(2020, 5, 6)
+"""The date of day 1: that on which the paper's own test began."""
+
+_AT_ONCE = 4096
+_KINDS = ("live", "random")
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Kind = Literal["live", "random"]
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The visits of a day, and what was retrieved for each.
+
+    Attributes:
+        market: the users and the apps.
+        day: 1 is the first of the production ranker's log; days before it are 0, −1, …
+        kind: what the ids of the visits begin with, so that the traffic of one day can come in parts.
+        user: `[visits]`.
+        app: `[visits, n]`, all different in a visit, in an order that tells nothing.
+    """
+
+    market: Market
+    day: int
+    kind: Kind
+    user: Ints
+    app: Ints
+
+    @property
+    def users(self) -> Ints:
+        """`[rows]`: the user that each candidate is for."""
+        return np.repeat(self.user, self.app.shape[1])
+
+    @property
+    def offsets(self) -> Ints:
+        """`[visits + 1]`: where the candidates of each visit lie."""
+        visits, n = self.app.shape
+        return np.asarray(np.arange(visits + 1) * n)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Requests:
+        """Some of the visits `[visits]`."""
+        return replace(self, user=self.user[chosen], app=self.app[chosen])
+
+    def frame(self) -> pl.DataFrame:
+        """The candidates as a ranker sees them, a row for each."""
+        market, rows = self.market, self.app.ravel()
+        visit = np.repeat(np.arange(len(self.user)), self.app.shape[1])
+        ids = pl.DataFrame(
+            {
+                "query_id": f"{self.kind}{self.day:+d}-" + pl.Series(visit).cast(pl.String).str.zfill(7),
+                "item_id": pl.Series(market.app_names)[rows],
+                "user_id": pl.Series(market.user_names)[self.users],
+                "value": market.bid[rows].astype(np.float32),
+            }
+        )
+        return ids.hstack(market.features(self.users, rows, self.day))
+
+
+Ranker = Callable[[Requests, pl.DataFrame, np.random.Generator], Ints]
+"""Gives the position `[rows]` of every candidate, from what a log would tell of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedVisits:
+    """What was shown on a day, and the truth about it.
+
+    Attributes:
+        log: a row for each impression, visit by visit from the top.
+        table: `[impressions, K]`, the true P(download) of each at every position.
+    """
+
+    log: pl.DataFrame
+    table: Floats
+
+
+def draw_requests(
+    market: Market, day: int, *, kind: Kind = "live", visits: int | None = None, among: NDArray[np.bool_] | None = None
+) -> Requests:
+    """Who comes on a day, and what is retrieved: all sorts of apps, popular ones and those that fit more often.
+
+    Args:
+        market: the users and the apps.
+        day: which.
+        kind: of the traffic; each kind has random numbers of its own.
+        visits: how many; as many as the users' activity has it when left out.
+        among: `[users]`, those who can come; all when left out. The others' visits are drawn too, and left out then, so
+            that neither who comes nor what is retrieved for them depends on who else is looked at.
+    """
+    config, rng = market.config, _rng(market, day, kind, "visits")
+    if visits is None:
+        user = rng.permutation(np.repeat(np.arange(config.users), rng.poisson(market.activity)))
+    else:
+        user = rng.choice(config.users, size=visits, p=market.activity / market.activity.sum())
+    popular = 0.5 * market.popularity[market.day(day)]
+    apps = np.empty((len(user), config.candidates), dtype=np.int64)
+    for start in range(0, len(user), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        wanted = popular + 0.5 * market.taste[user[some]] @ market.genre.T
+        wanted += rng.gumbel(size=wanted.shape)  # the highest of these are a sample without replacement
+        best = np.argpartition(-wanted, config.candidates - 1, axis=1)[:, : config.candidates]
+        apps[some] = rng.permuted(best, axis=1)
+    requests = Requests(market, day, kind, user, apps)
+    return requests if among is None else requests.only(among[user])
+
+
+def serve(requests: Requests, ranker: Ranker, *, policy: str) -> ServedVisits:
+    """Show every visitor the first K apps of a ranker's order, and see what is downloaded.
+
+    Args:
+        requests: who came, and what was retrieved.
+        ranker: orders the candidates.
+        policy: what the log calls it.
+    """
+    market, K = requests.market, requests.market.config.positions
+    rng = _rng(market, requests.day, requests.kind, "clicks")
+    frame = requests.frame()
+    position = ranker(requests, frame, rng)
+    shown = np.flatnonzero(position <= K)
+    shown = shown[np.lexsort((position[shown], shown // requests.app.shape[1]))]
+    places = position[shown]
+    table = market.table(requests.users[shown], requests.app.ravel()[shown], requests.day)
+    downloaded = rng.random(len(shown)) < table_probabilities(table, places)
+    second = np.repeat(rng.integers(24 * 60 * 60, size=len(requests.user)), K)
+    log = frame[shown].with_columns(
+        position=pl.Series(places, dtype=pl.Int32),
+        click=pl.Series(downloaded.astype(np.int8)),
+        timestamp=pl.lit(FIRST_DAY + timedelta(days=requests.day - 1)) + pl.duration(seconds=pl.lit(pl.Series(second))),
+        policy=pl.lit(policy),
+    )
+    return ServedVisits(log, table)
+
+
+def expected_downloads(requests: Requests, ranker: Ranker) -> float:
+    """The true expected downloads a visit if every visitor saw the order of a ranker."""
+    position = ranker(requests, requests.frame(), _rng(requests.market, requests.day, requests.kind, "clicks"))
+    table = requests.market.table(requests.users, requests.app.ravel(), requests.day)
+    return float(table_probabilities(table, position).sum()) / max(len(requests.user), 1)
+
+
+def traffic(market: Market, ranker: Ranker, days: range, *, policy: str) -> Iterator[ServedVisits]:
+    """The log of some days in which everybody sees the order of one ranker."""
+    for day in days:
+        yield serve(draw_requests(market, day), ranker, policy=policy)
+
+
+def by_popularity(noise: float = 1.0) -> Ranker:
+    """By yesterday's downloads, blurred: what a store does before it has learned anything."""
+
+    def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> Ints:
+        score = np.log(frame["downloads"].to_numpy()) + noise * rng.standard_normal(frame.height)
+        return _ranked(score, requests.offsets)
+
+    return rank
+
+
+def by_chance(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> Ints:
+    """In any order, each as likely as any other."""
+    return _ranked(rng.random(frame.height), requests.offsets)
+
+
+def _ranked(score: Floats, offsets: Ints) -> Ints:
+    where = where_items(offsets)
+    return positions_by_score(pad(score, offsets), where=where)[where]
+
+
+def _rng(market: Market, day: int, kind: Kind, stream: str) -> np.random.Generator:
+    return np.random.default_rng([market.config.seed, 100, market.day(day), _KINDS.index(kind), stream == "clicks"])
+
+
+PRODUCTION = ClickConfig(families=("deepfm",))
+"""The production ranker."""
+
+NOT_LEARNED = ("value", "user_id", "arm", "policy", "timestamp")
+"""Columns of a store's log that its rankers do not learn from: a bid decides what a download is worth, not whether."""
+
+
+def learn(
+    log: pl.DataFrame, clicks: ClickConfig, scorer: RankerConfig | None = None, *, report: Report = silent
+) -> RankingModel:
+    """Train a click model on a store's log, and U-rank's scorer on its table if one is asked for."""
+    with tempfile.TemporaryDirectory(prefix="urank-") as folder:
+        known = [name for name in NOT_LEARNED if name in log.columns]
+        prepare(read(log, drop=known), Path(folder) / "prepared", test=0.0, report=report)
+        dataset = Dataset(Path(folder) / "prepared")
+        model = fit_clicks(dataset, clicks, reference=False, report=report).model
+        if scorer is None:
+            return RankingModel(model, method="ctr1")
+        return RankingModel(model, fit_urank(dataset, model, scorer, report=report)[0], "score")
+
+
+def ranked_by(model: RankingModel, method: Method | None = None) -> Ranker:
+    """The order of a model, for downloads: every one counts the same."""
+
+    def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
+        return model.order(frame, requests.offsets, value=np.ones(frame.height), method=method)
+
+    return rank
+
+
+def production_ranker(market: Market, clicks: ClickConfig = PRODUCTION, *, report: Report = silent) -> RankingModel:
+    """DeepFM, learned from the days before the log, when apps were ranked by popularity."""
+    days = range(1 - market.config.warmup_days, 1)
+    log = pl.concat([served.log for served in traffic(market, by_popularity(), days, policy="popularity")])
+    seeded = clicks.model_copy(update={"seed": clicks.seed + market.config.seed})
+    return learn(log, seeded, report=report)
+
+
+def random_traffic(market: Market) -> Iterable[ServedVisits]:
+    """The slice of visits, on the days before all others, that saw apps in a random order."""
+    last = -market.config.warmup_days
+    for day in range(last - market.config.random_days + 1, last + 1):
+        requests = draw_requests(market, day, kind="random", visits=market.config.random_visits)
+        yield serve(requests, by_chance, policy="random")
+
+
+def write_appstore(
+    config: MarketConfig,
+    folder: str | Path,
+    *,
+    clicks: ClickConfig = PRODUCTION,
+    overwrite: bool = False,
+    report: Report = silent,
+) -> dict[str, float]:
+    """Simulate a store and write its logs, and beside them the truth that only an evaluation may see.
+
+        log.parquet                the production ranker's log, a row group for each day
+        random.parquet             the random traffic before it
+        appstore.toml              the config; it makes the same bytes again
+        truth/candidates.parquet   what was shown on the last day, with the true P(download) at every position
+
+    Args:
+        config: the market.
+        folder: a new or empty folder; it appears when all of it is complete.
+        clicks: the production ranker, and how it is trained.
+        overwrite: replace an earlier one. A folder that holds anything else is never replaced.
+        report: told how far it is.
+
+    Returns:
+        impressions, visits and downloads of the production ranker's log.
+    """
+    market = build_market(config)
+    try:
+        with new_folder(folder, marker="appstore.toml", overwrite=overwrite) as target:
+            settings = config.model_dump(mode="json", exclude_none=True)
+            (target / "appstore.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+            (target / "truth").mkdir()
+            write_days(target / "random.parquet", random_traffic(market), config.random_days, "random traffic", report)
+            ranker = ranked_by(production_ranker(market, clicks, report=report))
+            days = traffic(market, ranker, range(1, config.days + 1), policy="production")
+            last, counts = write_days(target / "log.parquet", days, config.days, "production traffic", report)
+            truth = with_table(last).drop("position", "click", "timestamp", "policy")
+            truth.write_parquet(target / "truth" / "candidates.parquet")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return counts
+
+
+def write_days(
+    path: Path, days: Iterable[ServedVisits], total: int, name: str, report: Report = silent
+) -> tuple[ServedVisits, dict[str, float]]:
+    """Write one day after another, and give the last of them and what all had."""
+    writer: pq.ParquetWriter | None = None
+    counts = {"impressions": 0.0, "visits": 0.0, "downloads": 0.0}
+    served: ServedVisits | None = None
+    try:
+        for number, served in enumerate(days, start=1):
+            table = served.log.to_arrow()
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            counts["impressions"] += served.log.height
+            counts["visits"] += served.log["query_id"].n_unique()
+            counts["downloads"] += float(served.log["click"].sum())
+            report(name, number, total)
+    finally:
+        if writer is not None:
+            writer.close()
+    assert served is not None  # noqa: S101 - a market has days
+    return served, counts
+
+
+def with_table(served: ServedVisits) -> pl.DataFrame:
+    """What was shown, a row for each, with its true table."""
+    return served.log.with_columns(pl.Series("table", served.table.astype(np.float32)).arr.to_list())

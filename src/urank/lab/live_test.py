@@ -1,0 +1,410 @@
+"""A simulated live test, judged as a real one would be: the A/B test, the A/A tests around it, and then the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import polars as pl
+import tomli_w
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from urank.abtest.analysis import Analysis, analyse, percent
+from urank.abtest.effects import Effect
+from urank.abtest.exposures import Exposures, assign_arms, read_exposures
+from urank.abtest.metrics import Metric
+from urank.clicks.fitting import ClickConfig
+from urank.config import Settings, to_jsonable
+from urank.errors import ConfigError
+from urank.lab.appstore import (
+    FIRST_DAY,
+    PRODUCTION,
+    Ranker,
+    Requests,
+    ServedVisits,
+    draw_requests,
+    expected_downloads,
+    learn,
+    production_ranker,
+    ranked_by,
+    serve,
+    write_days,
+)
+from urank.lab.market import MORE_DAYS, Market, MarketConfig, build_market
+from urank.progress import Report, silent
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.urank_network import RankerConfig
+from urank.storage import new_folder
+
+__all__ = [
+    "CONTROL",
+    "TREATMENT",
+    "AbTestConfig",
+    "AbTestRun",
+    "JudgedTest",
+    "Learned",
+    "PeriodVerdict",
+    "day_name",
+    "judge_abtest",
+    "simulate_abtest",
+]
+
+CONTROL, TREATMENT = "DeepFM", "U-rank"
+"""The arms, called after what serves them in the test itself."""
+
+
+class AbTestConfig(Settings):
+    """All that decides a simulated A/B test; the same config gives the same bytes."""
+
+    market: MarketConfig = Field(
+        MarketConfig(users=60_000, visits=0.4, warmup_days=1),
+        description="users and apps, as `urank appstore` takes them",
+    )
+    share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
+    before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
+    during: int = Field(10, ge=1, le=365, description="days of the A/B test")
+    after: int = Field(7, ge=0, le=365, description="days of the second A/A test")
+    retrain: int = Field(5, ge=1, le=365, description="days after which the arms' rankers are learned anew")
+    window: int = Field(7, ge=1, le=365, description="days of an arm's log that its ranker learns from")
+    method: Literal["score", "match"] = Field("score", description="how U-rank ranks: by score, or by the matching")
+    production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
+    clicks: ClickConfig = Field(
+        ClickConfig(families=("monotone",), backbone="deepfm"), description="the click model of U-rank"
+    )
+    scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
+    seed: int = Field(0, ge=0, description="added to all other seeds")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.days > self.market.days + MORE_DAYS:
+            raise ValueError(f"before, during and after must be {self.market.days + MORE_DAYS} days in all at most")
+        return self
+
+    @property
+    def days(self) -> int:
+        """Of the whole test."""
+        return self.before + self.during + self.after
+
+    def seeded(self) -> AbTestConfig:
+        """The same with the seed added everywhere, and itself 0."""
+        parts = {name: getattr(self, name) for name in ("market", "production", "clicks", "scorer")}
+        moved = {name: part.model_copy(update={"seed": part.seed + self.seed}) for name, part in parts.items()}
+        return self.model_copy(update=moved | {"seed": 0})
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A ranker that was learned: the first day it served, its arm, the impressions it was learned from, the seconds."""
+
+    day: int
+    arm: str
+    model: str
+    impressions: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class AbTestRun:
+    """What a simulated test left.
+
+    Attributes:
+        folder: with `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`.
+        config: what was asked for, with the seed added everywhere.
+        learned: the rankers of the arms.
+        truth: a row for each day: the expected downloads a visit of each arm, over those that the production ranker
+            would bring for the same visitors, and the lift of one over the other.
+    """
+
+    folder: Path
+    config: AbTestConfig
+    learned: list[Learned]
+    truth: pl.DataFrame
+
+
+class _Test:
+    """A test while it runs."""
+
+    def __init__(self, config: AbTestConfig, report: Report) -> None:
+        self.config, self.report = config, report
+        self.market: Market = build_market(config.market)
+        names = pl.Series(self.market.user_names)
+        shares = {CONTROL: config.share, TREATMENT: config.share}
+        self.arm = assign_arms(names, shares, salt=f"appstore-{config.market.seed}")
+        self.treated = (self.arm == TREATMENT).fill_null(False).to_numpy()
+        self.logs: list[pl.DataFrame] = []
+        self.learned: list[Learned] = []
+        self.truth: list[dict[str, float]] = []
+        self.report("learn the production ranker", 0, None)
+        self.production = production_ranker(self.market, config.production, report=report)
+        self.rankers = {CONTROL: self.production, TREATMENT: self.production}
+
+    def days(self) -> Iterator[ServedVisits]:
+        """One day after another, with rankers learned from those before."""
+        config = self.config
+        launch, last = config.before + 1, config.before + config.during
+        for day in range(1, config.days + 1):
+            if launch <= day <= last and (day - launch) % config.retrain == 0:
+                self.rankers = {arm: self._learn(arm, day) for arm in (CONTROL, TREATMENT)}
+            elif day == last + 1:
+                # Not the control's latest, which has learned of one arm's users alone.
+                self.rankers = {CONTROL: self.production, TREATMENT: self.production}
+            yield self._serve(day)
+
+    def _serve(self, day: int) -> ServedVisits:
+        requests = draw_requests(self.market, day, among=self.arm.is_not_null().to_numpy())
+        orders = {arm: ranked_by(model, self._method(model)) for arm, model in self.rankers.items()}
+        treated = self.treated[requests.user]
+        if treated.all() or not treated.any():
+            raise ConfigError(f"nobody of an arm came on day {day}; users · share · visits must be larger")
+        self.truth.append({"day": day, **self._truth(requests, orders, treated)})
+        ranker = _by_arm(orders, treated)
+        served = serve(requests, ranker, policy="live")
+        users = served.log["user_id"].str.slice(len("user-")).cast(pl.Int64).to_numpy()
+        log = served.log.with_columns(self.arm[users].alias("arm"))
+        self.logs = [*self.logs, log][-self.config.window :]
+        return ServedVisits(log, served.table)
+
+    def _truth(self, requests: Requests, orders: dict[str, Ranker], treated: NDArray[np.bool_]) -> dict[str, float]:
+        """Expected downloads a visit of each arm by its ranker, over those by the production ranker, and their lift.
+
+        By the users of the arm itself, of whom its ranker has learned; over a ranker that is the same for both, so that
+        it does not matter whether an arm happens to have the keener users.
+        """
+        found = {}
+        for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
+            own = requests.only(chosen)
+            base = expected_downloads(own, ranked_by(self.production, "ctr1"))
+            found[arm] = expected_downloads(own, orders[arm]) / base if base > 0 else float("nan")
+        return {**found, "lift": found[TREATMENT] / found[CONTROL] - 1}
+
+    def _method(self, model: RankingModel) -> Literal["score", "match", "ctr1"]:
+        return "ctr1" if model.scorer is None else self.config.method
+
+    def _learn(self, arm: str, day: int) -> RankingModel:
+        config = self.config
+        log = pl.concat(self.logs).filter(pl.col("arm") == arm)
+        started = time.perf_counter()
+        if arm == CONTROL:
+            model = learn(log, config.production, report=self.report)
+        else:
+            model = learn(log, config.clicks, config.scorer, report=self.report)
+        self.learned.append(Learned(day, arm, model.name, log.height, time.perf_counter() - started))
+        return model
+
+
+def _by_arm(rankers: dict[str, Ranker], treated: NDArray[np.bool_]) -> Ranker:
+    """Each visit by the ranker of its user's arm."""
+
+    def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
+        positions = np.empty(frame.height, dtype=np.int64)
+        for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
+            rows = np.repeat(chosen, requests.app.shape[1])
+            if chosen.any():
+                positions[rows] = rankers[arm](requests.only(chosen), frame.filter(pl.Series(rows)), rng)
+        return positions
+
+    return rank
+
+
+def simulate_abtest(
+    config: AbTestConfig,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    finish: Callable[[AbTestRun], None] | None = None,
+    report: Report = silent,
+) -> AbTestRun:
+    """Run the whole test and write its exposure log.
+
+    Args:
+        config: settings.
+        folder: a new or empty folder; it appears when all of it is complete.
+        overwrite: replace an earlier test. A folder that holds anything else is never replaced.
+        finish: writes what else belongs into the folder before it appears; its run is in a folder to be moved.
+        report: told how far it is.
+    """
+    folder = Path(folder)
+    config = config.seeded()
+    try:
+        with new_folder(folder, marker="abtest.toml", overwrite=overwrite) as target:
+            test = _Test(config, report)
+            write_days(target / "exposures.parquet", test.days(), config.days, "days of the test", report)
+            truth = pl.DataFrame(test.truth)
+            truth.write_parquet(target / "truth.parquet")
+            settings = config.model_dump(mode="json", exclude_none=True)
+            (target / "abtest.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+            if finish is not None:
+                finish(AbTestRun(target, config, test.learned, truth))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return AbTestRun(folder, config, test.learned, truth)
+
+
+AA_BEFORE, AB, AA_AFTER = "A/A before", "A/B", "A/A after"
+
+
+@dataclass(frozen=True)
+class PeriodVerdict:
+    """One metric in one part of the test.
+
+    Attributes:
+        period: the part: "A/A before", "A/B", "A/A after".
+        start, end: its first and its last day.
+        metric: what was measured.
+        effect: of the treatment, in this part alone.
+        true_lift: over its days together; 0 in an A/A test.
+    """
+
+    period: str
+    start: str
+    end: str
+    metric: Metric
+    effect: Effect
+    true_lift: float
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether the interval holds 0: no difference was found."""
+        return self.effect.lift.low <= 0 <= self.effect.lift.high
+
+    @property
+    def holds_truth(self) -> bool:
+        """Whether the interval holds the true lift."""
+        return self.effect.lift.low <= self.true_lift <= self.effect.lift.high
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedTest:
+    """What a simulated test came to.
+
+    Attributes:
+        run: the test.
+        ab: the A/B test, with the first A/A test as the time before it.
+        aa_before, aa_after: the A/A tests, each alone; the second is none when there was no such test.
+    """
+
+    run: AbTestRun
+    ab: Analysis
+    aa_before: Analysis
+    aa_after: Analysis | None
+
+    @property
+    def true_lifts(self) -> dict[str, float]:
+        """Day -> the true lift on it, of downloads a visit."""
+        days, lifts = (self.run.truth[name].to_list() for name in ("day", "lift"))
+        return {day_name(int(day)): float(lift) for day, lift in zip(days, lifts, strict=True)}
+
+    @property
+    def true_lift(self) -> float:
+        """The true lift over the days of the A/B test."""
+        return self._lift_over(self.ab)
+
+    @property
+    def verdicts(self) -> list[PeriodVerdict]:
+        """By the parts of the test, then by metric."""
+        return list(self._verdicts())
+
+    @property
+    def sentence(self) -> str:
+        """The A/B test by clicks per impression, and the truth beside it."""
+        lift = self.ab.result("ctr").effect.lift
+        held = "holds" if lift.low <= self.true_lift <= lift.high else "misses"
+        return (
+            f"{self.ab.result('ctr').sentence} The true lift was {percent(self.true_lift)}, "
+            f"which the {100 * (1 - self.ab.alpha):g} % interval {held}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        verdicts = [
+            asdict(each) | {"holds_zero": each.holds_zero, "holds_truth": each.holds_truth} for each in self.verdicts
+        ]
+        told: dict[str, Any] = to_jsonable(
+            {
+                "sentence": self.sentence,
+                "true_lift": self.true_lift,
+                "true_lifts": self.true_lifts,
+                "verdicts": verdicts,
+                "learned": [asdict(each) for each in self.run.learned],
+            }
+        )
+        analyses = {"ab": self.ab, "aa_before": self.aa_before, "aa_after": self.aa_after}
+        return told | {name: None if found is None else found.to_dict() for name, found in analyses.items()}
+
+    def _verdicts(self) -> Iterator[PeriodVerdict]:
+        parts = {AA_BEFORE: self.aa_before, AB: self.ab}
+        parts |= {} if self.aa_after is None else {AA_AFTER: self.aa_after}
+        for period, found in parts.items():
+            true = self._lift_over(found)
+            for result in found.results:
+                if result.metric.numerator != "revenue":  # the truth is of downloads
+                    yield PeriodVerdict(period, found.start, found.end, result.metric, result.effect, true)
+
+    def _lift_over(self, found: Analysis) -> float:
+        """Of sums over days, as an estimate is; the mean of daily lifts is another when the control changes."""
+        days = [found.start <= day_name(int(day)) <= found.end for day in self.run.truth["day"]]
+        part = self.run.truth.filter(pl.Series(days))
+        return float(part[TREATMENT].sum()) / float(part[CONTROL].sum()) - 1
+
+
+def day_name(day: int) -> str:
+    """What an exposure log calls a day of the test, the first of which is 1.
+
+    >>> day_name(8)
+    '2020-05-13'
+    """
+    return (FIRST_DAY + timedelta(days=day - 1)).date().isoformat()
+
+
+def judge_abtest(
+    run: AbTestRun, *, name: str = "", splits: int = 1000, seed: int = 0, report: Report = silent
+) -> JudgedTest:
+    """Analyse a simulated test three times: the A/B test, the A/A test before it and that after it.
+
+    The A/A tests are analysed each alone. Before the second is the A/B test, and what users did in it is due to it.
+
+    Args:
+        run: what `simulate_abtest` left.
+        name: what the analyses call the log; its path when left out.
+        splits: random halves by which false positives are counted.
+        seed: of the halves.
+        report: told how far it is.
+
+    Raises:
+        DataError: when an arm has no users in one of the tests.
+    """
+    config = run.config
+    log = read_exposures(Path(run.folder) / "exposures.parquet", report=report)
+    log = replace(log, name=name or log.name)
+    launch, last = config.before + 1, config.before + config.during
+
+    def judged(seen: Exposures, first: int, final: int) -> Analysis:
+        return analyse(
+            seen,
+            control=CONTROL,
+            treatment=TREATMENT,
+            start=day_name(first),
+            end=day_name(final),
+            splits=splits,
+            seed=seed,
+            report=report,
+        )
+
+    def alone(first: int, final: int) -> Analysis:
+        return judged(_cut(log, first, final), first, final)
+
+    after = alone(last + 1, config.days) if config.after else None
+    return JudgedTest(run, judged(log, launch, last), alone(1, config.before), after)
+
+
+def _cut(log: Exposures, first: int, last: int) -> Exposures:
+    """The log of some days; the others stay, but nobody is seen on them."""
+    names = {day_name(day) for day in range(first, last + 1)}
+    kept = pl.Series(log.days).is_in(list(names)).to_numpy()
+    return log.where(kept[log.day])

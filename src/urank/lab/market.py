@@ -1,0 +1,214 @@
+"""A market like the app store of Section 6: users with devices and tastes, apps with categories, thumbnails and bids.
+
+What a user downloads takes two things, as everywhere in urank: the app is looked at, and it appeals,
+
+    P(download | user, app, k, day) = examination(app, user's device, k) · appeal(user, app, day).
+
+Attention falls with position, and how fast differs by category, by device and by the app's thumbnail (Figure 1 of the
+paper): the exponent of `oracle.examination` is a sum over these. Appeal is a logistic function of the app's
+popularity, which drifts from day to day, of how the user's tastes fit the app, and of how easily the user downloads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from urank.config import Settings
+from urank.lab.oracle import examination
+from urank.log.columns import MAX_POSITION
+
+__all__ = ["CATEGORIES", "DEVICES", "Market", "MarketConfig", "build_market"]
+
+CATEGORIES = ("games", "tools", "social", "video", "finance", "education", "shopping", "photo")
+DEVICES = ("phone", "foldable", "tablet")
+REGIONS = ("north", "east", "south", "west", "centre")
+_DEVICE_SHARES = (0.7, 0.1, 0.2)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class MarketConfig(Settings):
+    """All that decides a market; the same config gives the same bytes."""
+
+    users: int = Field(40_000, ge=2, le=100_000_000, description="number of users")
+    apps: int = Field(400, ge=2, le=1_000_000, description="number of apps")
+    visits: float = Field(0.2, gt=0, le=100, description="visits of a user on a day, on average; some come more often")
+    candidates: int = Field(20, ge=2, le=10_000, description="apps that are retrieved for a visit")
+    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: how many of them are shown")
+    tastes: int = Field(4, ge=1, le=100, description="dimensions of a user's taste")
+    appeal: float = Field(-3.0, ge=-20, le=20, description="log odds of a download of the average app looked at")
+    attention: float = Field(1.9, ge=0, le=10, description="exponent of 1/k^attention for the average category")
+    steepness: float = Field(
+        1.0, ge=0, le=10, description="how much attention curves differ by category: the spread of their exponents"
+    )
+    thumbnails: float = Field(0.3, ge=0, le=10, description="how much the best thumbnail flattens the curve of an app")
+    drift: float = Field(0.1, ge=0, le=10, description="deviation of the daily change of an app's popularity")
+    bids: tuple[float, float] = Field((0.5, 5.0), description="lowest and highest bid for a download")
+    days: int = Field(8, ge=2, le=10_000, description="days of the log of the production ranker")
+    warmup_days: int = Field(
+        3, ge=1, le=1000, description="days before it, whose log the production ranker learned from"
+    )
+    random_days: int = Field(120, ge=1, le=10_000, description="days of random traffic, all before")
+    random_visits: int = Field(3000, ge=1, le=100_000_000, description="visits with a random order on each of them")
+    seed: int = Field(0, ge=0, description="of all random numbers")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.positions <= self.candidates <= self.apps:
+            raise ValueError(
+                "positions must be at most candidates, and candidates at most apps; "
+                f"got {self.positions}, {self.candidates} and {self.apps}"
+            )
+        if not 0 < self.bids[0] <= self.bids[1]:
+            raise ValueError(f"bids must be a lowest bid above 0 and a highest; got {self.bids}")
+        if self.bids[1] > float(np.finfo(np.float32).max):
+            raise ValueError(f"bids must fit 32-bit numbers, so be below 3.4e38; got {self.bids}")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Market:
+    """The users and the apps.
+
+    Attributes:
+        config: what was asked for.
+        device, region: `[users]` numbers into `DEVICES` and `REGIONS`.
+        taste: `[users, d]`.
+        eagerness: `[users]`, added to the log odds of every download.
+        activity: `[users]`, expected visits a day.
+        category: `[apps]`, a number into `CATEGORIES`.
+        genre: `[apps, d]`, what tastes are compared with.
+        thumbnail: `[apps]`, how attractive, from 0 to 1.
+        bid: `[apps]`, what a download is worth.
+        weights: of the exponent of attention: a number for each category, each device, and the thumbnail.
+        local: `[regions, categories]`, added to the log odds.
+    """
+
+    config: MarketConfig
+    device: Ints
+    region: Ints
+    taste: Floats
+    eagerness: Floats
+    activity: Floats
+    category: Ints
+    genre: Floats
+    thumbnail: Floats
+    bid: Floats
+    weights: Floats
+    local: Floats
+
+    @cached_property
+    def popularity(self) -> Floats:
+        """`[days, apps]` from the eve of random traffic on: each app's wanders about a level of its own."""
+        config = self.config
+        rng = _rng(config, "popularity")
+        days = 1 + config.random_days + config.warmup_days + config.days + MORE_DAYS
+        level = 1.0 * rng.standard_normal(config.apps)
+        steps = config.drift * rng.standard_normal((days, config.apps))
+        wandering = np.empty_like(steps)
+        now = np.zeros(config.apps)
+        for day in range(days):
+            now = 0.95 * now + steps[day]
+            wandering[day] = now
+        return np.asarray(level + wandering)
+
+    def day(self, day: int) -> int:
+        """The row of `popularity` of a day: day 1 is the first of the log, earlier ones are 0, −1, …"""
+        return self.config.random_days + self.config.warmup_days + day
+
+    def examination(self, user: Ints, app: Ints) -> Floats:
+        """P(looked at | user, app, k) `[rows, K]`."""
+        known = np.zeros((len(user), len(self.weights)))
+        rows = np.arange(len(user))
+        known[rows, self.category[app]] = 1
+        known[rows, len(CATEGORIES) + self.device[user]] = 1
+        known[:, -1] = self.thumbnail[app]
+        return examination(known, self.weights, self.config.positions)
+
+    def appeal(self, user: Ints, app: Ints, day: int) -> Floats:
+        """P(download | looked at) `[rows]`."""
+        fit = np.einsum("rd,rd->r", self.taste[user], self.genre[app])
+        local = self.local[self.region[user], self.category[app]]
+        logit = self.config.appeal + self.popularity[self.day(day), app] + fit + local + self.eagerness[user]
+        return np.asarray(1 / (1 + np.exp(-logit)))
+
+    def table(self, user: Ints, app: Ints, day: int) -> Floats:
+        """The true P(download | user, app, k) `[rows, K]`."""
+        return self.examination(user, app) * self.appeal(user, app, day)[:, None]
+
+    def features(self, user: Ints, app: Ints, day: int) -> pl.DataFrame:
+        """What a log tells of users and apps: tastes as measured, with errors, and yesterday's popularity."""
+        known = self._known
+        columns = {
+            "device": pl.Series(DEVICES)[self.device[user]],
+            "region": pl.Series(REGIONS)[self.region[user]],
+            "category": pl.Series(CATEGORIES)[self.category[app]],
+            "app": pl.Series(self.app_names)[app],
+            "downloads": np.exp(4 + self.popularity[self.day(day - 1), app]).astype(np.float32),
+            "thumbnail": self.thumbnail[app].astype(np.float32),
+        }
+        columns |= {f"taste_{d + 1}": known[user, d] for d in range(self.config.tastes)}
+        columns |= {f"genre_{d + 1}": self.genre[app, d].astype(np.float32) for d in range(self.config.tastes)}
+        return pl.DataFrame(columns)
+
+    @cached_property
+    def _known(self) -> NDArray[np.float32]:
+        """The tastes as measured."""
+        rng = _rng(self.config, "measured")
+        blurred = self.taste + 0.3 * self.taste.std() * rng.standard_normal(self.taste.shape)
+        return np.asarray(blurred, dtype=np.float32)
+
+    @cached_property
+    def app_names(self) -> list[str]:
+        """The id of each app."""
+        return [f"app-{number:04}" for number in range(self.config.apps)]
+
+    @cached_property
+    def user_names(self) -> list[str]:
+        """The id of each user."""
+        return [f"user-{number:06}" for number in range(self.config.users)]
+
+
+MORE_DAYS = 60
+"""Days after the log for which there is a popularity too: those of an A/B test."""
+
+_STREAMS = ("users", "apps", "attention", "popularity", "measured")
+
+
+def _rng(config: MarketConfig, stream: str) -> np.random.Generator:
+    return np.random.default_rng([config.seed, _STREAMS.index(stream)])
+
+
+def build_market(config: MarketConfig) -> Market:
+    """Draw the users and the apps of a market."""
+    users, apps, attention = (_rng(config, name) for name in ("users", "apps", "attention"))
+    device = users.choice(len(DEVICES), size=config.users, p=_DEVICE_SHARES)
+    category = apps.integers(len(CATEGORIES), size=config.apps)
+    of_category = apps.standard_normal((len(CATEGORIES), config.tastes))
+    genre = 0.5 * of_category[category] + 1.3 * apps.standard_normal((config.apps, config.tastes))
+    low, high = np.log(config.bids)
+    # Curves from nearly flat to steep, evenly spaced so that no seed has categories that are all alike.
+    steep = config.attention - 1 + config.steepness * attention.permutation(np.linspace(-1, 1, len(CATEGORIES)))
+    by_device = attention.permutation(np.linspace(-0.1, 0.1, len(DEVICES)))
+    return Market(
+        config=config,
+        device=device,
+        region=users.integers(len(REGIONS), size=config.users),
+        taste=users.standard_normal((config.users, config.tastes)) * 1.2 / config.tastes**0.5,
+        eagerness=0.6 * users.standard_normal(config.users),
+        activity=config.visits * users.gamma(4.0, 0.25, config.users),
+        category=category,
+        genre=genre,
+        thumbnail=apps.beta(2, 2, config.apps),
+        bid=np.exp(apps.uniform(low, high, config.apps)),
+        weights=np.concatenate([steep, by_device, [-config.thumbnails]]),
+        local=0.3 * users.standard_normal((len(REGIONS), len(CATEGORIES))),
+    )

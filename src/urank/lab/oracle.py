@@ -1,0 +1,382 @@
+"""The users of a simulation: the only place in urank that says how clicks come about.
+
+An `Oracle` turns the candidates of a query into the *truth* about them. For every user but one that is the table of
+Fig. 2 of the paper,
+
+    table[i, k] = P(click | item i shown at position k),          k = 1 … K
+
+and a click depends on nothing but the item and its position. The cascade user has no such table, because what stands
+above matters; its truth is the relevance probability of each item. The functions come first; the class stores the
+parameters and chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from urank.errors import ConfigError
+from urank.log.columns import signed_log
+from urank.log.ragged import list_ids, pad, where_items
+
+__all__ = [
+    "Oracle",
+    "Scaling",
+    "User",
+    "attention_weights",
+    "cascade_probabilities",
+    "examination",
+    "query_means",
+    "relevance_denominator",
+    "relevance_probability",
+    "sample_cascade",
+    "scale01",
+    "scaling_bounds",
+    "table_probabilities",
+    "trust_curves",
+]
+
+Scaling = Literal["minmax", "log", "rank"]
+
+
+def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float64]:
+    """The lowest and highest finite value of each column `[2, F]`, after the logarithm for `log`.
+
+    >>> scaling_bounds(np.array([[1.0, np.nan], [3.0, 5.0]]), "minmax").tolist()
+    [[1.0, 5.0], [3.0, 5.0]]
+    """
+    if method not in get_args(Scaling):
+        raise ConfigError(f"scaling must be one of {', '.join(get_args(Scaling))}; got {method!r}")
+    # The logarithm keeps the order, so that of the bounds is enough; the data may be large.
+    finite = np.isfinite(features)
+    known = finite.any(axis=0)
+    low = np.where(known, np.min(features, axis=0, where=finite, initial=np.inf), 0)
+    high = np.where(known, np.max(features, axis=0, where=finite, initial=-np.inf), 0)
+    bounds: NDArray[np.float64] = np.stack([low, high]).astype(np.float64)
+    return signed_log(bounds) if method == "log" else bounds
+
+
+def scale01(
+    features: NDArray[Any], method: Scaling = "log", *, bounds: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Features `[rows, F]` scaled to [0, 1], each column over the whole data set. Constant columns and NaN become 0.
+
+    Args:
+        features: raw features.
+        method: `minmax`: (x − low) / (high − low). `log`: the same after `signed_log`. `rank`: the share of rows with a
+            smaller value (the empirical distribution function), stretched so that the largest value gets 1.
+        bounds: from `scaling_bounds`, to scale new rows as the old ones were; beyond them the result is cut to [0, 1].
+
+    >>> scale01(np.array([[0.0, 7.0], [1.0, 7.0], [3.0, np.nan]])).round(3).tolist()
+    [[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]]
+    >>> scale01(np.array([[0.0], [0.0], [9.0], [1e9]]), "rank").ravel().round(3).tolist()
+    [0.0, 0.0, 0.667, 1.0]
+    """
+    if method == "rank":
+        if bounds is not None:
+            raise ConfigError("scaling by rank has no bounds: it compares the rows given with one another")
+        return _scale_by_rank(np.asarray(features, dtype=np.float64))
+    low, high = scaling_bounds(features, method) if bounds is None else bounds
+    x = signed_log(features) if method == "log" else np.asarray(features, dtype=np.float64)
+    width = np.where(high > low, high - low, 1.0)
+    scaled = np.clip((x - low) / width, 0, 1)
+    return np.where(np.isnan(scaled) | (high <= low), 0.0, scaled)
+
+
+def _scale_by_rank(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    below = np.zeros(features.shape)
+    for column, target in zip(features.T, below.T, strict=True):
+        known = ~np.isnan(column)
+        target[known] = np.searchsorted(np.sort(column[known]), column[known], side="left")
+    scaled: NDArray[np.float64] = below / np.maximum(below.max(axis=0, initial=0), 1)
+    return scaled
+
+
+def query_means(x: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean feature vector of its query, for each row `[rows, F]`: the context of CPBM.
+
+    >>> query_means(np.array([[0.0], [1.0], [0.2]]), np.array([0, 2, 3])).ravel().tolist()
+    [0.5, 0.5, 0.2]
+    """
+    sums = np.zeros((len(offsets) - 1, x.shape[1]))
+    filled = np.diff(offsets) > 0
+    sums[filled] = np.add.reduceat(x.astype(np.float64), offsets[:-1][filled], axis=0) if filled.any() else 0
+    means: NDArray[np.float64] = (sums / np.maximum(np.diff(offsets), 1)[:, None])[list_ids(offsets)]
+    return means
+
+
+Floats = NDArray[np.float64]
+User = Literal["item", "query", "pbm", "cascade", "trust"]
+
+
+def attention_weights(n_features: int, eta: float, rng: np.random.Generator) -> Floats:
+    """The weights w `[F]` of the attention bias (Section 5.2): uniform in [−η, η), centred so that they sum to 0.
+
+    Centring can carry a weight past η, though never past 2η.
+
+    >>> w = attention_weights(50, 0.5, np.random.default_rng(0))
+    >>> w.shape, bool(abs(w.sum()) < 1e-12), bool(abs(w).max() < 2 * 0.5)
+    ((50,), True, True)
+    """
+    w = rng.uniform(-eta, eta, n_features)
+    centred: Floats = w - w.mean()
+    return centred
+
+
+def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
+    """P(o = 1 | k, x) = 1 / k^max(wᵀx + 1, 0) `[rows, K]` (Section 5.2, after Fang, Agarwal and Joachims 2019).
+
+    Args:
+        x: `[rows, F]` features from 0 to 1: of the item (the paper) or of its query (CPBM).
+        w: `[F]` weights; with w = 0 this is the position-based model 1/k.
+        K: number of positions.
+
+    >>> bool(np.isclose(examination(np.array([[0.5]]), [1.0], 3)[0, 2], 3**-1.5))
+    True
+    """
+    exponent = np.maximum(np.asarray(x, dtype=np.float64) @ np.asarray(w, dtype=np.float64) + 1, 0)
+    curve: Floats = np.exp(-exponent[:, None] * np.log(np.arange(1, K + 1)))
+    return curve
+
+
+def relevance_denominator(label_max: float) -> float:
+    """2^y_max − 1, as the paper's text has it; its released code divides by 2⁵ − 1 with labels 0–4.
+
+    >>> relevance_denominator(4)
+    15.0
+    """
+    return float(2.0**label_max) - 1
+
+
+def relevance_probability(
+    label: ArrayLike, *, epsilon: float = 0.1, label_max: float, denominator: float | None = None
+) -> Floats:
+    """P(r = 1) = ε + (1 − ε) (2^y − 1) / (2^y_max − 1) (Section 5.2, after Ai et al. 2018).
+
+    Args:
+        label: `[rows]` graded relevance y, from 0 to `label_max`.
+        epsilon: ε, the click probability of an irrelevant item that is looked at.
+        label_max: y_max, the highest grade.
+        denominator: what to divide by instead of `relevance_denominator(label_max)`.
+
+    >>> relevance_probability([0, 4], label_max=4).tolist()
+    [0.1, 1.0]
+    >>> bool(relevance_probability(4, label_max=4, denominator=2**5 - 1) == 0.1 + 0.9 * 15 / 31)
+    True
+    """
+    y = np.asarray(label, dtype=np.float64)
+    if not ((y >= 0) & (y <= label_max)).all():
+        raise ValueError(f"label must be from 0 to label_max, {label_max:g}; got {y.min():g} to {y.max():g}")
+    gain = 2**y - 1
+    probability: Floats = epsilon + (1 - epsilon) * gain / (denominator or relevance_denominator(label_max))
+    return probability
+
+
+def trust_curves(K: int, *, gamma: float = 1.0, trust: float = 0.2) -> tuple[Floats, Floats]:
+    """Default α and β `[K]` of the trust-bias model P(c | i, k) = α_k r_i + β_k (Vardasbi et al. 2020).
+
+    With examination θ_k = 1/k^γ and the trust t, α_k = (1 − t) θ_k and β_k = t θ_k / k: an examined item that is not
+    relevant is still clicked with probability t/k, because it stands high. Both fall with k and α_k + β_k ≤ θ_k.
+
+    >>> alpha, beta = trust_curves(2)
+    >>> alpha.tolist(), beta.tolist()
+    ([0.8, 0.4], [0.2, 0.05])
+    """
+    k = np.arange(1, K + 1, dtype=np.float64)
+    return (1 - trust) / k**gamma, trust / k ** (gamma + 1)
+
+
+def table_probabilities(
+    table: NDArray[Any], positions: NDArray[np.int64], *, rows: NDArray[np.int64] | None = None
+) -> Floats:
+    """P(click) of each showing: `table[row, position − 1]`, and 0 for an item without a place (position past K).
+
+    >>> table_probabilities(np.array([[0.9, 0.5], [0.4, 0.3]]), np.array([2, 3])).tolist()
+    [0.5, 0.0]
+    """
+    K = table.shape[1]
+    rows = np.arange(len(positions)) if rows is None else rows
+    return np.where(positions <= K, table[rows, np.minimum(positions, K) - 1], 0.0).astype(np.float64)
+
+
+def cascade_probabilities(relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> Floats:
+    """P(click) `[rows]` of users who look from the top and stop at the first click (Craswell et al. 2008).
+
+    P(click at k) = r_k Π_{j above k} (1 − r_j). Items that are not shown have relevance 0 here.
+
+    >>> cascade_probabilities(np.array([0.5, 0.25]), np.array([2, 1]), np.array([0, 2])).tolist()
+    [0.375, 0.25]
+    """
+    mask = where_items(offsets)
+    order = np.argsort(np.where(mask, pad(positions, offsets), np.iinfo(np.int64).max), axis=1, kind="stable")
+    r = np.take_along_axis(pad(relevance.astype(np.float64), offsets), order, axis=1)
+    reached = np.ones_like(r)
+    np.cumprod(1 - r[:, :-1], axis=1, out=reached[:, 1:])
+    probability = np.empty_like(r)
+    np.put_along_axis(probability, order, r * reached, axis=1)
+    clicked: Floats = probability[mask]
+    return clicked
+
+
+def sample_cascade(
+    relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Clicks `[rows]` of cascade users: each item appeals or not, and the first that appeals is clicked.
+
+    >>> rng = np.random.default_rng(0)
+    >>> sample_cascade(np.array([1.0, 1.0]), np.array([2, 1]), np.array([0, 2]), rng).tolist()
+    [False, True]
+    """
+    appeals = rng.random(len(relevance)) < relevance
+    lists = list_ids(offsets)
+    first = np.full(len(offsets) - 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, lists[appeals], positions[appeals])
+    clicks: NDArray[np.bool_] = appeals & (positions == first[lists])
+    return clicks
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """One kind of user with all parameters; pure, and the same after `from_dict(to_dict())`.
+
+    Attributes:
+        user: `item`: examination depends on position and item features, as in the paper. `query`: on position and the
+            mean features of the query, as in CPBM. `pbm`: 1/k^gamma for all. `trust`: α_k r + β_k. `cascade`: from
+            the top down to the first click.
+        positions: K.
+        label_max: the highest grade.
+        weights: w of `item` and `query`.
+        epsilon: the click probability of an irrelevant item that is looked at.
+        denominator: of the relevance probability; 2^label_max − 1 when none is given.
+        gamma: the steepness of `pbm`, and of the default curves of `trust`.
+        alpha: α_k of `trust`; `trust_curves` when none are given.
+        beta: β_k of `trust`.
+    """
+
+    user: User
+    positions: int
+    label_max: float
+    weights: tuple[float, ...] = ()
+    epsilon: float = 0.1
+    denominator: float | None = None
+    gamma: float = 1.0
+    alpha: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.user not in get_args(User):
+            raise ConfigError(f"user must be one of {', '.join(get_args(User))}; got {self.user!r}")
+        if self.positions < 1:
+            raise ConfigError(f"positions must be at least 1; got {self.positions}")
+        if self.label_max <= 0:
+            raise ConfigError(f"label_max must be above 0; got {self.label_max:g}")
+        lowest = relevance_denominator(self.label_max)
+        if self.denominator is None:
+            object.__setattr__(self, "denominator", lowest)
+        elif self.denominator < lowest:
+            raise ConfigError(f"denominator must be at least 2^label_max − 1 = {lowest:g}; got {self.denominator:g}")
+        if self.user in ("item", "query") and not self.weights:
+            raise ConfigError(f"the user {self.user!r} needs weights, one for each feature; got none")
+        if self.user == "trust":
+            self._check_trust()
+
+    def _check_trust(self) -> None:
+        alpha, beta = trust_curves(self.positions, gamma=self.gamma)
+        object.__setattr__(self, "alpha", tuple(self.alpha or alpha.tolist()))
+        object.__setattr__(self, "beta", tuple(self.beta or beta.tolist()))
+        if len(self.alpha) != self.positions or len(self.beta) != self.positions:
+            raise ConfigError(f"alpha and beta need {self.positions} values; got {len(self.alpha)}, {len(self.beta)}")
+        if min(self.alpha) < 0 or min(self.beta) < 0 or (np.add(self.alpha, self.beta) > 1 + 1e-12).any():
+            raise ConfigError("alpha and beta must be at least 0 and sum to at most 1 at each position")
+
+    def relevance(self, label: ArrayLike) -> Floats:
+        """P(r = 1) of each row."""
+        return relevance_probability(
+            label, epsilon=self.epsilon, label_max=self.label_max, denominator=self.denominator
+        )
+
+    def examination(self, x: NDArray[Any], offsets: NDArray[np.int64]) -> Floats:
+        """P(o = 1) `[rows, K]` of the users `item`, `query` and `pbm`; the others have none that stands alone."""
+        if self.user == "pbm":
+            return np.tile(np.arange(1, self.positions + 1) ** -float(self.gamma), (len(x), 1))
+        if self.user == "item":
+            return examination(x, self.weights, self.positions)
+        if self.user == "query":
+            return examination(query_means(x, offsets), self.weights, self.positions)
+        raise ConfigError(f"the user {self.user!r} has no examination probability apart from the item's relevance")
+
+    def table(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
+        """The true click table `[rows, K]`: examination · relevance, or α_k r + β_k.
+
+        Args:
+            x: `[rows, F]` features from 0 to 1 (see `scale01`).
+            label: `[rows]` graded relevance.
+            offsets: `[Q + 1]` where each query starts.
+        """
+        if self.user == "cascade":
+            raise ConfigError(
+                "the cascade user has no click table: its clicks depend on the items above; use click_probabilities"
+            )
+        r = self.relevance(label)[:, None]
+        return np.asarray(self.alpha) * r + self.beta if self.user == "trust" else self.examination(x, offsets) * r
+
+    def truth(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
+        """All that decides the clicks: the table `[rows, K]`, or for the cascade the relevance probability `[rows]`."""
+        return self.relevance(label) if self.user == "cascade" else self.table(x, label, offsets)
+
+    def click_probabilities(
+        self,
+        truth: NDArray[Any],
+        positions: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        *,
+        rows: NDArray[np.int64] | None = None,
+    ) -> Floats:
+        """P(click) of each showing, so that its sum over a list is the expected number of clicks on that list.
+
+        Args:
+            truth: what `truth` gave for the candidates.
+            positions: `[showings]` from 1; past K means not shown, and not clicked.
+            offsets: where each shown list starts among the showings.
+            rows: the row of `truth` that each showing shows, when they are not one and the same.
+        """
+        if self.user == "cascade":
+            return cascade_probabilities(self._shown(truth, positions, rows), positions, offsets)
+        return table_probabilities(truth, positions, rows=rows)
+
+    def sample_clicks(
+        self,
+        truth: NDArray[Any],
+        positions: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        rng: np.random.Generator,
+        *,
+        rows: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Clicks of users who see these lists; arguments as in `click_probabilities`."""
+        if self.user == "cascade":
+            return sample_cascade(self._shown(truth, positions, rows), positions, offsets, rng)
+        clicks: NDArray[np.bool_] = rng.random(len(positions)) < table_probabilities(truth, positions, rows=rows)
+        return clicks
+
+    def _shown(
+        self, relevance: NDArray[Any], positions: NDArray[np.int64], rows: NDArray[np.int64] | None
+    ) -> NDArray[Any]:
+        return np.where(positions <= self.positions, relevance if rows is None else relevance[rows], 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as JSON has them: lists for tuples."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, parameters: Mapping[str, Any]) -> Oracle:
+        """The oracle that `to_dict` described; unknown keys are refused."""
+        unknown = sorted(set(parameters) - {f.name for f in fields(cls)})
+        if unknown:
+            raise ConfigError(f"an oracle has no parameter {', '.join(map(repr, unknown))}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()}
+        return cls(**values)

@@ -1,0 +1,1 @@
+"""Networks, batches, training and LightGBM data: what every learned model shares."""

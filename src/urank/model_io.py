@@ -1,0 +1,214 @@
+"""The saved artifact: a folder with a JSON manifest, safetensors or LightGBM text, and ONNX. No pickle.
+
+    manifest.json             what it is, of which version, how it was trained, how good it was
+    features.json             names, scales and vocabularies of the features
+    member-0.safetensors      weights of a click model, or member-0.txt, LightGBM's own text
+    scorer.safetensors        weights of the scorer, or scorer.txt, LightGBM's own text
+    clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
+    scorer.onnx               the scorer likewise, when it is a network: score[rows] out
+
+It appears by rename when it is complete. What a newer version wrote is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from urank.clicks.calibration import Calibration
+from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.families import build_network
+from urank.clicks.fitting import ClickConfig
+from urank.clicks.trees import GbdtClicks
+from urank.errors import DataError, UrankError
+from urank.learning.features import Featurizer, Numeric
+from urank.ranking.ranking_model import RankingModel, Scorer
+from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_network import NetworkScorer, RankerConfig, ScoreNetwork
+from urank.ranking.urank_trees import TreesScorer
+from urank.storage import new_folder
+
+__all__ = ["FORMAT", "MANIFEST_VERSION", "load_model", "read_manifest", "save_model"]
+
+MANIFEST_VERSION = 2
+FORMAT = "urank model"
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a model, checked for its version."""
+    path = Path(folder) / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{folder} is not a urank model: its manifest.json is of another kind")
+    if not isinstance(manifest.get("version"), int):
+        raise DataError(f"{folder} is damaged: the version in its manifest.json is {manifest.get('version')!r}")
+    if manifest["version"] < MANIFEST_VERSION:
+        raise DataError(
+            f"{folder} was written by an older urank (manifest version {manifest.get('version')}, this one reads "
+            f"{MANIFEST_VERSION}); train it again"
+        )
+    if manifest["version"] > MANIFEST_VERSION:
+        raise DataError(
+            f"{folder} was written by a newer urank (manifest version {manifest['version']}, this one reads "
+            f"{MANIFEST_VERSION}); update urank"
+        )
+    return manifest
+
+
+def save_model(
+    model: RankingModel,
+    config: UrankConfig,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    onnx: bool = True,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model.
+
+    Args:
+        model: what to write.
+        config: how it was made.
+        folder: where.
+        overwrite: replace a model that is there.
+        onnx: also write the graphs.
+        facts: what else the manifest should tell, such as how good the model was on held-out queries.
+    """
+    clicks = model.clicks
+    with new_folder(folder, marker="manifest.json", overwrite=overwrite) as target:
+        members = [_write_member(member, target, number) for number, member in enumerate(clicks.members)]
+        scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
+        _write_json(target / "features.json", clicks.featurizer.to_dict())
+        if onnx:
+            _write_graphs(model, target)
+        _write_json(
+            target / "manifest.json",
+            {
+                "format": FORMAT,
+                "version": MANIFEST_VERSION,
+                "urank": version("urank"),
+                "name": model.name,
+                "method": model.method,
+                "positions": clicks.positions,
+                "features": clicks.featurizer.names,
+                "members": members,
+                "scorer": scorer,
+                "calibration": clicks.calibration.to_dict(),
+                "config": config.model_dump(mode="json"),
+                **(facts or {}),
+            },
+        )
+
+
+def load_model(folder: str | Path) -> RankingModel:
+    """Read a model; nothing in it is ever run as code."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    try:
+        features = json.loads((folder / "features.json").read_text(encoding="utf-8"))
+        featurizer = Featurizer.from_dict(features)
+        config = UrankConfig.model_validate(manifest["config"])
+        positions = int(manifest["positions"])
+        members = tuple(
+            _read_member(entry, folder, featurizer, positions, config.clicks) for entry in manifest["members"]
+        )
+        calibration = Calibration.from_dict(manifest["calibration"])
+        scorer = manifest["scorer"]
+        return RankingModel(
+            ClickModel(featurizer, positions, members, calibration),
+            _read_scorer(scorer, folder, featurizer, config.scorer) if scorer is not None else None,
+            manifest["method"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UrankError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{folder} is damaged and cannot be loaded ({type(error).__name__}: {reason})") from error
+
+
+def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
+    if isinstance(member, GbdtClicks):
+        name = f"member-{number}.txt"
+        (target / name).write_text(member.to_text(), encoding="utf-8")
+    elif isinstance(member, NetworkClicks):
+        name = f"member-{number}.safetensors"
+        save_file({k: v.cpu().contiguous() for k, v in member.network.state_dict().items()}, target / name)
+    else:
+        raise TypeError(f"a member must be a network or trees; got {type(member).__name__}")
+    return {"family": member.family, "file": name}
+
+
+def _read_member(
+    entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, positions: int, config: ClickConfig
+) -> Member:
+    path = folder / Path(entry["file"]).name
+    if entry["family"] == "gbdt":
+        return GbdtClicks.from_text(path.read_text(encoding="utf-8"), positions, featurizer)
+    with torch.random.fork_rng():
+        network = build_network(
+            entry["family"],
+            featurizer,
+            positions,
+            backbone=config.backbone,
+            hidden=config.hidden,
+            dropout=config.dropout,
+        )
+    network.load_state_dict(load_file(path))
+    network.eval()
+    return NetworkClicks(entry["family"], network)
+
+
+def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = {"family": scorer.family, "takes_value": scorer.takes_value}
+    if isinstance(scorer, TreesScorer):
+        (target / "scorer.txt").write_text(scorer.to_text(), encoding="utf-8")
+        return {**entry, "file": "scorer.txt"}
+    if not isinstance(scorer, NetworkScorer):
+        raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
+    network = scorer.network
+    weights = {k: v.cpu().contiguous() for k, v in network.state_dict().items()}
+    save_file(weights, target / "scorer.safetensors")
+    scale = asdict(network.value) if network.value is not None else None
+    shape = {"backbone": network.kind, "hidden": list(network.hidden), "value": scale}
+    return {**entry, "file": "scorer.safetensors", **shape}
+
+
+def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, config: RankerConfig) -> Scorer:
+    path = folder / Path(entry["file"]).name
+    if entry["family"] == "trees":
+        return TreesScorer.from_text(path.read_text(encoding="utf-8"), featurizer, takes_value=entry["takes_value"])
+    with torch.random.fork_rng():
+        network = ScoreNetwork(
+            featurizer,
+            Numeric(**entry["value"]) if entry["value"] is not None else None,
+            backbone=entry.get("backbone", config.backbone),  # older manifests leave it to the configuration
+            hidden=tuple(entry.get("hidden", config.hidden)),
+        )
+    network.load_state_dict(load_file(path))
+    network.eval()
+    return NetworkScorer(network)
+
+
+def _write_graphs(model: RankingModel, target: Path) -> None:
+    from urank.export.graph import (
+        model_to_onnx,  # slow to load
+        scorer_to_onnx,
+    )
+
+    (target / "clicks.onnx").write_bytes(model_to_onnx(model.clicks).SerializeToString())
+    if isinstance(model.scorer, NetworkScorer):
+        graph = scorer_to_onnx(model.scorer, model.clicks.featurizer)
+        (target / "scorer.onnx").write_bytes(graph.SerializeToString())
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Rankers, the policies made of them, and the utility that they maximise."""

@@ -1,0 +1,223 @@
+"""The guardrail: an order that stays close to the current one, so that a first launch is safe.
+
+Everything here takes two orders of padded lists `[B, n]`, the wanted and the current one, and counts by rank: current
+positions 1, 3 and 7 are the ranks 1, 2 and 3. What comes out are the positions 1 to n, as a ranker gives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, nan
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urank.errors import ConfigError
+from urank.log.ragged import positions_by_score
+from urank.ranking.utility import check_order
+
+__all__ = ["Guard", "GuardKind", "Moves", "blended", "bounded", "moves"]
+
+GuardKind = Literal["shift", "blend"]
+
+_DECIMALS = 9  # of a mean of ranks: what is smaller is rounding, which must not decide a tie
+
+
+def bounded(
+    positions: NDArray[Any], current: NDArray[Any], most: int, *, where: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """The order closest to the wanted one in which no item moves more than `most` places from its current rank r.
+
+    Filled from the top: at place k goes the item that is due, r + most = k; if none is, the first of the wanted order
+    among those that may come, r − most ≤ k.
+
+    There always is such an item: k + most items, or all of them, may come at place k, and k − 1 are gone. None is late:
+    ranks are distinct, so at most one item is due at a place, and it goes there if not before. So whatever stands at a
+    place, the rest can be filled, and each place gets the most wanted item that it can have after those above it: read
+    from the top, no order within the bound comes before this one. With `most` = 0 it is the current order, from n − 1
+    on the wanted one.
+
+    Args:
+        positions: `[B, n]`, the wanted position of each item, distinct within a list.
+        current: `[B, n]`, the current one; gaps are allowed in both.
+        most: how many places an item may move, up or down.
+        where: `[B, n]`, true where there is an item; all true when not given.
+
+    Returns:
+        `[B, n]`, each row a permutation of 1 to n in which padding comes last.
+
+    Of the two that may come first, the second is wanted more; after it the first is due.
+
+    >>> bounded(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 1).tolist()
+    [[2, 1, 4, 3]]
+    >>> bounded(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 2).tolist()
+    [[3, 4, 1, 2]]
+    """
+    if most < 0:
+        raise ValueError(f"most must be a whole number from 0 up; got {most}")
+    wanted, rank = _ranks(positions, where), _ranks(current, where)
+    lists, n = np.arange(len(rank)), rank.shape[1]
+    left = _by_rank(wanted, rank)  # what each current rank holds, until it is placed
+    places = np.empty_like(left)
+    for k in range(n):
+        first = max(0, k - most)
+        chosen = first + left[:, first : k + most + 1].argmin(axis=1)
+        if k >= most:
+            chosen = np.where(left[:, first] <= n, first, chosen)  # it is due
+        left[lists, chosen] = n + 1
+        places[lists, chosen] = k + 1
+    return np.asarray(places[lists[:, None], rank - 1])
+
+
+def blended(
+    positions: NDArray[Any], current: NDArray[Any], share: float, *, where: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """The order between the current and the wanted one, by the mean of an item's ranks.
+
+        (1 − share) · current rank + share · wanted rank      rising, ties in the current order
+
+    With `share` = 0 it is the current order, with 1 the wanted one. Arguments and result are otherwise as in `bounded`.
+
+    >>> blended(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # all have the mean 2.5
+    [[1, 2, 3, 4]]
+    >>> blended(np.array([[4, 1, 2, 3]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # 2.5, 1.5, 2.5, 3.5
+    [[2, 1, 3, 4]]
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be from 0 to 1; got {share}")
+    wanted, rank = _ranks(positions, where), _ranks(current, where)
+    means = (1 - share) * np.arange(1, rank.shape[1] + 1) + share * _by_rank(wanted, rank)
+    places = positions_by_score(-means.round(_DECIMALS))  # ties as they lie, which is by current rank
+    return np.asarray(places[np.arange(len(rank))[:, None], rank - 1])
+
+
+@dataclass(frozen=True)
+class Guard:
+    """How close to the current order another one must stay.
+
+    Attributes:
+        kind: `shift`, no item moves more than so many places (`bounded`), or `blend`, the ranks of both orders are
+            averaged (`blended`).
+        level: the places, from 0 up; or the share of the wanted order, from 0 to 1.
+
+    >>> guard = Guard.parse("shift:2")
+    >>> guard, str(guard), guard.name
+    (Guard(kind='shift', level=2), 'shift:2', 'shift 2')
+    >>> Guard.parse("shift:two")
+    Traceback (most recent call last):
+    urank.errors.ConfigError: a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5; got 'shift:two'
+    """
+
+    kind: GuardKind
+    level: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GuardKind):
+            raise ConfigError(f"a guard is of the kind {' or '.join(get_args(GuardKind))}; got '{self.kind}'")
+        if self.kind == "blend" and not 0 <= self.level <= 1:
+            raise ConfigError(f"the level of a blend must be from 0 to 1; got {self.level:g}")
+        if self.kind == "shift":
+            if not isfinite(self.level) or self.level < 0 or self.level != int(self.level):
+                raise ConfigError(f"the level of a shift must be a whole number from 0 up; got {self.level:g}")
+            object.__setattr__(self, "level", int(self.level))
+
+    @classmethod
+    def parse(cls, text: str | Self) -> Self:
+        """A guard from what `str` makes of it; a guard stays what it is."""
+        if isinstance(text, cls):
+            return text
+        kind, _, level = str(text).partition(":")
+        found = next((each for each in get_args(GuardKind) if each == kind), None)
+        try:
+            number = float(level)
+        except ValueError:
+            number = None
+        if found is None or number is None:
+            raise ConfigError(f"a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5; got '{text}'")
+        return cls(found, number)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{np.format_float_positional(self.level, trim='-')}"
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return str(self).replace(":", " ")
+
+    def apply(
+        self, positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int64]:
+        """The order that the guard makes of the wanted one; see `bounded`."""
+        if self.kind == "shift":
+            return bounded(positions, current, int(self.level), where=where)
+        return blended(positions, current, self.level, where=where)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How far an order is from the current one; those of several lists can be added.
+
+    Attributes:
+        items, lists: how many there are.
+        places: how many places all items moved, up or down.
+        largest: the most that one did.
+        firsts: how many lists have another first item.
+    """
+
+    items: int = 0
+    lists: int = 0
+    places: int = 0
+    largest: int = 0
+    firsts: int = 0
+
+    def __add__(self, other: Moves) -> Moves:
+        return Moves(
+            self.items + other.items,
+            self.lists + other.lists,
+            self.places + other.places,
+            max(self.largest, other.largest),
+            self.firsts + other.firsts,
+        )
+
+    @property
+    def mean(self) -> float:
+        """The places that an item moved in the mean."""
+        return self.places / self.items if self.items else nan
+
+    @property
+    def other_first(self) -> float:
+        """The share of lists with another first item."""
+        return self.firsts / self.lists if self.lists else nan
+
+
+def moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
+    """How far orders `[B, n]` are from the current ones, by rank.
+
+    >>> found = moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
+    >>> found.mean, found.largest, found.other_first  # 4 places by 6 items; the first of one list of two
+    (0.6666666666666666, 1, 0.5)
+    """
+    new, old = _ranks(positions, where), _ranks(current, where)
+    mask = np.ones(new.shape, dtype=np.bool_) if where is None else where
+    moved = np.where(mask, np.abs(new - old), 0)
+    return Moves(
+        items=int(mask.sum()),
+        lists=int(mask.any(axis=1).sum()),
+        places=int(moved.sum()),
+        largest=int(moved.max(initial=0)),
+        firsts=int((mask & (old == 1) & (new != 1)).sum()),
+    )
+
+
+def _ranks(positions: NDArray[Any], where: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """The rank `[B, n]` of each item in its list, from 1; padding comes last."""
+    check_order(positions, where)
+    return positions_by_score(-positions.astype(np.int64), where=where)
+
+
+def _by_rank(values: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Values `[B, n]` in the order of the ranks."""
+    sorted_values = np.empty_like(values)
+    sorted_values[np.arange(len(rank))[:, None], rank - 1] = values
+    return sorted_values

@@ -1,0 +1,219 @@
+"""What a ranker maximises: u(i, k), the gain of every item at every position, from what a log tells of its lists.
+
+U-rank's is the utility of Eq. 3 or of the click table. LambdaRank's is the discounted gain of nDCG: one number for an
+item, wherever it stands, times one curve for all items. So LambdaRank is U-rank under a click model that knows nothing
+but a curve, and both learn by the same loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from urank.errors import DataError
+from urank.learning.batches import Batch, ListBatches
+from urank.log.dataset import Block, Dataset
+from urank.propensity.examination import CLIP, Propensity, inverse_propensity
+from urank.ranking.utility import FLOOR, item_gains
+
+__all__ = [
+    "BaselineConfig",
+    "ClickGain",
+    "DiscountedGain",
+    "LabelGain",
+    "Padded",
+    "Target",
+    "UtilityTarget",
+    "by_length",
+    "dcg_discount",
+    "gain_of",
+]
+
+CHUNK_ROWS = 2**13
+"""Rows that are worked on at once, padding included: enough to be worth the calls, few enough for the cache."""
+CHUNK_PADDING = 400
+"""Most of these that may be padding; about as many rows as could be worked on while another chunk is begun."""
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Lists as a target sees them: `[B, n]` each, the table `[B, n, K]`; `where` is true where there is an item, and
+    none where nothing is padded."""
+
+    position: NDArray[Any]
+    click: NDArray[Any]
+    value: NDArray[Any]
+    table: NDArray[Any] | None
+    gain: NDArray[Any] | None
+    where: NDArray[np.bool_] | None
+
+    @classmethod
+    def of_rows(
+        cls, lists: ListBatches | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None
+    ) -> Padded:
+        """Some lists, by the numbers `[B, n]` of their rows; without `where` they are of the same length."""
+        held = (lists.position, lists.click, lists.value, lists.table, lists.gain)
+        arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in held)
+        padded = [each[rows] if each is not None else None for each in arrays]
+        if where is not None:
+            for each in padded:
+                if each is not None:
+                    each[~where] = 0
+        return cls(*padded, where)  # type: ignore[arg-type,call-arg]
+
+
+def by_length(
+    batch: Batch, most_rows: int = CHUNK_ROWS, most_padding: int = CHUNK_PADDING
+) -> Iterator[tuple[NDArray[np.int64], Padded]]:
+    """The lists of a batch in chunks of lists of about the same length, the longest first, so that little is padded.
+
+    What is computed for each list alone is the same in chunks, and what it takes on the way stays in the cache.
+
+    Args:
+        batch: lists in any order; empty ones are left out.
+        most_rows: rows of a chunk, padding included; a list that is longer is a chunk by itself.
+        most_padding: how many of these may be padding.
+
+    Yields:
+        the numbers `[B, n]` of the rows in the batch, where padding has that of some other row, and the lists.
+    """
+    offsets = batch.offsets.numpy(force=True)
+    lengths = np.diff(offsets)
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    first = 0
+    while first < len(order):
+        n = int(lengths[order[first]])
+        chosen = order[first : first + max(1, most_rows // n)]
+        padding = np.cumsum(n - lengths[chosen])  # rises from 0, so that the first list is always taken
+        chosen = chosen[: np.searchsorted(padding, most_padding, side="right")]
+        first += len(chosen)
+        where = np.arange(n) < lengths[chosen][:, None]
+        rows = offsets[chosen][:, None] + np.arange(n) * where
+        yield rows, Padded.of_rows(batch, rows, None if where.all() else where)
+
+
+Target = Callable[[Padded], NDArray[Any]]
+"""u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
+
+
+@dataclass(frozen=True)
+class UtilityTarget:
+    """The utility of `urank.ranking.utility.item_gains`, with the share λ of Eq. 3 and its floor."""
+
+    blend: float = 0.0
+    floor: float = FLOOR
+
+    def __call__(self, lists: Padded) -> NDArray[np.float64]:
+        assert lists.table is not None  # noqa: S101 - the streams of a ranker have one
+        return item_gains(
+            lists.table,
+            value=lists.value,
+            click=lists.click,
+            logged=lists.position,
+            where=lists.where,
+            blend=self.blend,
+            floor=self.floor,
+        )
+
+
+def dcg_discount(K: int) -> NDArray[np.float64]:
+    """1 / log₂(1 + k) for k = 1 … K.
+
+    >>> dcg_discount(3).round(2).tolist()
+    [1.0, 0.63, 0.5]
+    """
+    return np.asarray(1 / np.log2(np.arange(2, K + 2)))
+
+
+@dataclass(frozen=True)
+class DiscountedGain:
+    """g_i / log₂(1 + k): ΔUtil (Eq. 8) of it is what a swap changes in DCG, LambdaRank's |Δ| (Burges 2010).
+
+    Attributes:
+        positions: K; an item further down gains nothing.
+        normalised: divide by the best that the list can reach, as nDCG does. For clicks that are weighed by their
+            propensities it is left out, as a ratio of two estimates is biased.
+    """
+
+    positions: int
+    normalised: bool = False
+
+    def __call__(self, lists: Padded) -> NDArray[np.float64]:
+        assert lists.gain is not None  # noqa: S101 - the streams of LambdaRank have one
+        gain = lists.gain if lists.where is None else np.where(lists.where, lists.gain, 0.0)
+        discount = dcg_discount(self.positions)
+        if self.normalised:
+            best = -np.sort(-gain, axis=1)[:, : self.positions]
+            ideal = (best * discount[: best.shape[1]]).sum(axis=1, keepdims=True)
+            gain = gain / np.where(ideal > 0, ideal, 1.0)
+        return np.asarray(gain[..., None] * discount)
+
+
+class BaselineConfig(BaseModel):
+    """What the rankers of other papers learn from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    learn_from: Literal["clicks", "relevance"] = Field(
+        "clicks", description="clicks, or the labels of the column relevance"
+    )
+    propensity: str = Field(
+        "none",
+        description="how clicks are weighed by 1 / examination: none, randomised, harvest, cpbm, em, or a file that "
+        "`urank propensity` wrote",
+    )
+    clip: float = Field(CLIP, ge=1, description="the most that one click counts after weighing")
+
+
+@dataclass(frozen=True, eq=False)
+class ClickGain:
+    """c_i · b_i / p(k_i, ·): a click, what it is worth, and how unlikely it was to be looked at.
+
+    Attributes:
+        propensity: the estimate of examination; none for clicks as they are.
+        clip: the most that 1 / p counts.
+        takes_value: whether the log has values.
+        positions: K; items further down were not shown, and have no click.
+    """
+
+    propensity: Propensity | None = None
+    clip: float = CLIP
+    takes_value: bool = False
+    positions: int | None = None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.propensity.columns if self.propensity is not None else ()
+
+    def __call__(self, block: Block) -> NDArray[np.float32]:
+        gain = block.column("click").astype(np.float64)
+        if self.takes_value:
+            gain = gain * block.column("value")
+        if self.propensity is not None:
+            gain = gain * inverse_propensity(self.propensity, block, clip=self.clip, positions=self.positions)
+        return gain.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class LabelGain:
+    """2^y − 1 of the label y, as nDCG counts it; an item without a label counts as one with 0."""
+
+    columns: tuple[str, ...] = ("relevance",)
+
+    def __call__(self, block: Block) -> NDArray[np.float32]:
+        return (2.0 ** np.nan_to_num(block.column("relevance").astype(np.float64)) - 1).astype(np.float32)
+
+
+def gain_of(dataset: Dataset, config: BaselineConfig, propensity: Propensity | None) -> ClickGain | LabelGain:
+    """What each item of a log is worth by itself, as a configuration asks."""
+    if config.learn_from == "clicks":
+        return ClickGain(propensity, config.clip, takes_value=dataset.has("value"), positions=dataset.positions)
+    if not dataset.has("relevance"):
+        raise DataError(f"learning from relevance needs the column relevance, which {dataset.folder} does not have")
+    return LabelGain()

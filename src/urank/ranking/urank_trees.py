@@ -1,0 +1,305 @@
+"""U-rank's scorer as trees: LightGBM grows them by the derivatives of the loss of U-rank (Eq. 9, its stable form).
+
+Before each tree the scores of all trees so far give positions, ΔUtil at these positions weighs the pairs, and the tree
+is a Newton step on the loss with these weights: the EM-like procedure of the paper, a tree for a step. As for networks,
+training stops by the estimated utility of the validation split.
+
+Two choices that LightGBM's own `lambdarank` makes otherwise:
+
+- The derivatives are the true ones, not normalised by list: a list with more to earn counts more. They are multiplied
+  by one constant that brings the mean second derivative, before the first tree, to 1. Newton steps do not change by it;
+  it only gives `l2`, and LightGBM's least sum of second derivatives in a leaf, the same meaning in every unit of value.
+- Where scores are equal, as all are before the first tree, a random order of the list decides, drawn once from the
+  seed. By the order of the log the first trees would learn most about what the logger put on top, and the estimated
+  utility would credit them with the logger's work. (The finished trees were as good either way, in eight trials.)
+
+σ only sets the unit of the scores: a Newton step is the shorter the larger it is, and the trees rank the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import lightgbm
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from urank.clicks.click_model import ClickModel
+from urank.errors import ConfigError, DataError
+from urank.learning.batches import Gain, ListBatches, Stream
+from urank.learning.features import Featurizer, Inputs
+from urank.learning.lightgbm_data import Floats, GrowthConfig, TreeModel, lightgbm_dataset, sample_for_trees
+from urank.learning.training import History
+from urank.log.dataset import Dataset
+from urank.log.ragged import order_by_score
+from urank.progress import Report, silent
+from urank.ranking.losses import swap_derivatives, swaps
+from urank.ranking.objectives import Padded, Target
+from urank.ranking.urank_network import RankerConfig
+
+__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps", "tree_streams"]
+
+CHUNK_PAIRS = 2**19
+"""Pairs of items and places that are worked on at once: enough to be worth the calls, few enough for the cache."""
+
+
+class TreesConfig(GrowthConfig):
+    """What decides how the trees grow."""
+
+    l2: float = Field(
+        1.0, ge=0, description="L2 regularisation of the values of the leaves; 1 weighs as much as a mean impression"
+    )
+    early_stopping: int = Field(
+        20, ge=1, description="stop after so many trees without a better estimated utility of the valid split"
+    )
+
+
+@dataclass(frozen=True)
+class TreesScorer(TreeModel):
+    """Fitted trees as a ranker; two with the same text are the same ranker."""
+
+    @classmethod
+    def from_text(cls, text: str, featurizer: Featurizer, takes_value: bool) -> TreesScorer:
+        """What `to_text` gave.
+
+        Raises:
+            DataError: when it is not the text of a LightGBM model, or of one with other features.
+        """
+        extra = "value" if takes_value else None
+        return cls(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
+
+    @property
+    def family(self) -> str:
+        return "trees"
+
+    @property
+    def takes_value(self) -> bool:
+        return self.extra is not None
+
+    def score(self, inputs: Inputs, value: NDArray[np.float32]) -> Floats:
+        """Scores `[rows]`; the values `[rows]` count only if it was trained on values."""
+        return self.predict(inputs, value)
+
+
+def fit_trees(
+    dataset: Dataset,
+    clicks: ClickModel,
+    config: RankerConfig,
+    trees: TreesConfig,
+    *,
+    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    report: Report = silent,
+) -> tuple[TreesScorer, History]:
+    """Grow the scorer on a prepared log.
+
+    What each item of train and valid would earn at each position is computed once and kept in memory, 4 · K bytes for
+    each impression, beside LightGBM's bins, a byte or two for each feature of it. When that is more than the memory of
+    the dataset has room for, the trees grow on a sample of its queries.
+
+    Args:
+        dataset: train teaches, valid stops, test is not looked at. Without valid all trees are grown.
+        clicks: the click model; its table is what the utility is computed from.
+        config: the target, σ and the seed; the rest of it is about networks.
+        trees: how the trees grow.
+        table: what gives P(click | item, k) `[rows, K]` in place of the click model, such as the truth of a simulation.
+        report: told how far it is.
+
+    Returns:
+        the scorer, and a round for each tree: the negative utility of train before it and of valid with it. The scorer
+        has the trees up to the best of these rounds.
+
+    Raises:
+        ConfigError: when the paper's form of the loss is asked for.
+        DataError: when the train split is empty.
+    """
+    if config.form == "paper":
+        raise ConfigError(
+            "form must be 'stable' for trees, as the paper's has negative second derivatives; got 'paper'"
+        )
+    look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
+    streams = tree_streams(dataset, clicks.featurizer, trees, table=look_up)
+    return grow_by_swaps(streams, config.objective, config, trees, report=report)
+
+
+def tree_streams(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    trees: TreesConfig,
+    *,
+    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    gain: Gain | None = None,
+) -> list[Stream]:
+    """Train and valid, or as many of their queries as trees can hold."""
+    fits = sample_for_trees(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
+    return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
+
+
+def grow_by_swaps(
+    streams: Sequence[Stream], target: Target, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
+) -> tuple[TreesScorer, History]:
+    """Grow trees whose order earns the most by a target, whatever that is.
+
+    Args:
+        streams: of the splits train and valid, with lists that the target understands.
+        target: u(i, k) of some lists.
+        config: σ and the seed.
+        trees: how the trees grow.
+        report: told how far it is.
+    """
+    dataset, featurizer = streams[0].dataset, streams[0].featurizer
+    if dataset.rows("train") == 0:
+        raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
+    extra = "value" if dataset.has("value") else None
+    params = trees.params(config.seed)
+    gains: dict[str, SplitGains] = {}
+    data: dict[str, lightgbm.Dataset] = {}
+    for stream in streams:
+        if stream.rows:
+            gains[stream.split] = SplitGains.read(stream, target, config.seed, report)
+            data[stream.split] = lightgbm_dataset(
+                dataset, stream.split, featurizer, params, report, extra=extra, reference=data.get("train")
+            )
+    booster, history = _grow(data, gains, config.sigma, trees, params, report)
+    return TreesScorer.from_text(booster.model_to_string(), featurizer, extra is not None), history
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some lists of the same length: the numbers of their rows `[B, n]`, and what these would earn `[B, n, K]`."""
+
+    rows: NDArray[np.int64]
+    gains: Floats
+
+    def earned(self, order: NDArray[np.int64]) -> float:
+        """What all lists earn, as `utility.earned` has it, when these items `[B, n]` stand at their places."""
+        B, n, K = self.gains.shape
+        places = np.arange(min(n, K))
+        found = np.take_along_axis(self.gains.reshape(B, n * K), K * order[:, : len(places)] + places, axis=1)
+        return float(found.sum(dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class SplitGains:
+    """What the items of a split would earn at each position, in chunks of lists of the same length.
+
+    So nothing is padded, and what a chunk needs on the way stays in the cache of a core.
+
+    Attributes:
+        chunks: which together hold all rows.
+        rows: the number of rows.
+        lists: the number of lists.
+    """
+
+    chunks: tuple[Chunk, ...]
+    rows: int
+    lists: int
+
+    @classmethod
+    def read(
+        cls,
+        stream: Stream,
+        target: Target,
+        seed: int,
+        report: Report = silent,
+    ) -> SplitGains:
+        """Compute them for a split of a prepared log, a row group at a time."""
+        rng = np.random.default_rng(seed)
+        chunks: list[Chunk] = []
+        rows = lists = 0
+        for group in range(len(stream.groups)):
+            block = stream.lists(group)
+            chunks += _chunks(block, rows, target, stream.dataset.positions, rng)
+            rows += int(block.offsets[-1])
+            lists += len(block.offsets) - 1
+            report(f"utilities of {stream.split}", rows, stream.rows)
+        return cls(tuple(chunks), rows, lists)
+
+    def derivatives(
+        self, scores: NDArray[Any], *, sigma: float = 1.0, pool: Executor | None = None
+    ) -> tuple[Floats, Floats, float]:
+        """Derivatives of the loss, summed over all lists, by each score `[rows]`, and the mean utility of the lists."""
+        scores = scores.astype(np.float32)
+        gradient, hessian = np.empty_like(scores), np.empty_like(scores)
+
+        def of_chunk(chunk: Chunk) -> float:
+            here = scores[chunk.rows]
+            found = swaps(here, chunk.gains)
+            gradient[chunk.rows], hessian[chunk.rows] = swap_derivatives(here, found, sigma=sigma)
+            return chunk.earned(found.order)
+
+        total = sum((map if pool is None else pool.map)(of_chunk, self.chunks))
+        return gradient, hessian, total / self.lists
+
+    def utility(self, scores: NDArray[Any]) -> float:
+        """The mean utility of the lists in the order of the scores `[rows]`."""
+        scores = scores.astype(np.float32)
+        return sum(chunk.earned(order_by_score(scores[chunk.rows])) for chunk in self.chunks) / self.lists
+
+
+def _chunks(lists: ListBatches, first_row: int, target: Target, K: int, rng: np.random.Generator) -> Iterator[Chunk]:
+    lengths = np.diff(lists.offsets)
+    for n in np.unique(lengths):
+        of_length = rng.permuted(lists.offsets[:-1][lengths == n][:, None] + np.arange(n), axis=1)
+        step = max(1, CHUNK_PAIRS // (int(n) * min(int(n), K)))
+        for start in range(0, len(of_length), step):
+            rows = of_length[start : start + step]
+            gains = target(Padded.of_rows(lists, rows))
+            yield Chunk(first_row + rows, gains.astype(np.float32))
+
+
+def _grow(
+    data: dict[str, lightgbm.Dataset],
+    gains: dict[str, SplitGains],
+    sigma: float,
+    config: TreesConfig,
+    params: dict[str, Any],
+    report: Report,
+) -> tuple[lightgbm.Booster, History]:
+    """Grow trees until the utility of valid, if there is one, no longer rises."""
+    history, started = History(), time.perf_counter()
+    train_utility, scale = 0.0, np.float32(0)
+
+    def objective(scores: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[Floats, Floats]:
+        nonlocal train_utility, scale
+        gradient, hessian, train_utility = gains["train"].derivatives(scores, sigma=sigma, pool=pool)
+        if scale == 0:
+            scale = np.float32(1 / (hessian.mean(dtype=np.float64) or 1))
+        return gradient * scale, hessian * scale
+
+    def metric(scores: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[str, float, bool]:
+        return "utility", gains["valid"].utility(scores), True
+
+    def after_tree(env: lightgbm.callback.CallbackEnv) -> None:
+        nonlocal started
+        entry = {"round": env.iteration, "train": -train_utility, "step": config.learning_rate}
+        entry |= {"rows": gains["train"].rows, "seconds": time.perf_counter() - started}
+        note = f"train {train_utility:.4f}"
+        if env.evaluation_result_list:
+            utility = float(env.evaluation_result_list[0][2])
+            entry["valid"], note = -utility, f"utility {utility:.4f} {note}"
+            if -utility < history.best:
+                history.best, history.best_round = -utility, env.iteration
+        history.rounds.append(entry)
+        report("growing trees", env.iteration + 1, config.trees, note)
+        started = time.perf_counter()
+
+    callbacks: list[Callable[..., Any]] = [after_tree]
+    if "valid" in data:
+        callbacks.append(lightgbm.early_stopping(config.early_stopping, verbose=False))
+    with ThreadPoolExecutor(config.threads or torch.get_num_threads()) as pool:
+        booster = lightgbm.train(
+            params | {"objective": objective, "metric": "none"},
+            data["train"],
+            num_boost_round=config.trees,
+            valid_sets=[data["valid"]] if "valid" in data else [],
+            valid_names=["valid"],
+            feval=metric,
+            callbacks=callbacks,
+        )
+    return booster, history

@@ -1,0 +1,1 @@
+"""Prepare, train, evaluate and rank on a Ray cluster."""

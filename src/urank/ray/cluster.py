@@ -1,0 +1,79 @@
+"""A connection to Ray: a cluster that runs already, or one on this machine for as long as it is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from urank.errors import ConfigError
+
+__all__ = ["Cluster", "connected"]
+
+_QUIET = {
+    "OMP_NUM_THREADS": "1",  # a worker has one core; more threads than cores only wait for each other
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where work is done.
+
+    Attributes:
+        workers: how many processes learn together, or how many tasks run at once.
+        address: of a running cluster, as `auto` or `head:6379`; none for one on this machine.
+        failures: how often lost workers are replaced before a job is given up.
+    """
+
+    workers: int = 2
+    address: str | None = None
+    failures: int = 3
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"workers must be a whole number from 1 up; got {self.workers}")
+
+
+@contextmanager
+def connected(cluster: Cluster) -> Iterator[None]:
+    """Within this block Ray can be used; one that was started for it is stopped at its end."""
+    for module in ("ray", "upath"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError("the engine ray needs packages that are not installed; run pip install 'urank[scale]'")
+    import ray.data
+    import ray.train  # loaded now, since they set their own levels when they are
+
+    import ray  # slow to load, and optional
+
+    for name in ("ray.data", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # they tell every step of theirs; urank tells its own
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    try:
+        if cluster.address is None:
+            ray.init(
+                "local",  # not one that happens to run here
+                num_cpus=max(cluster.workers, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": _QUIET},
+            )
+        else:
+            ray.init(
+                cluster.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": _QUIET}
+            )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = "on this machine" if cluster.address is None else f"at {cluster.address}"
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"there is no Ray cluster {where} that can be used: {reason}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,1 +1,0 @@
-"""The same preparing, training, evaluating and ranking on the workers of a Ray cluster."""

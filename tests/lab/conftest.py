@@ -1,0 +1,38 @@
+"""One seed with its data, and one small run of everything, for all tests of the paper's experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.tiny import TINY, config
+from urank.lab.appstore_experiment import StoreTrial
+from urank.lab.letor_experiment import Trial
+from urank.lab.reproduction import reproduce
+from urank.lab.results import Reproduction
+from urank.lab.settings import EXPERIMENTS
+from urank.progress import silent
+
+
+@pytest.fixture(scope="session")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """A seed whose data is made and on which nothing has learned yet; tests leave it so."""
+    trial = Trial(tmp_path_factory.mktemp("trial") / "seed-1", config().seeded(1))
+    trial.make_data(silent)
+    return trial
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> StoreTrial:
+    """A seed of the app store, likewise."""
+    trial = StoreTrial(tmp_path_factory.mktemp("store") / "seed-1" / "store", config("table3").seeded(1).store)
+    trial.make_data(silent)
+    return trial
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, Path]:
+    """All tables and figures of two seeds, and the folder."""
+    folder = tmp_path_factory.mktemp("everything") / "reproduction"
+    return reproduce(EXPERIMENTS, folder, seeds=2, workers=1, overrides=TINY), folder

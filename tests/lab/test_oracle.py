@@ -1,0 +1,201 @@
+"""The click formulas against arithmetic and brute force."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from urank.errors import ConfigError
+from urank.lab.oracle import (
+    Oracle,
+    attention_weights,
+    cascade_probabilities,
+    examination,
+    relevance_denominator,
+    relevance_probability,
+    sample_cascade,
+    table_probabilities,
+    trust_curves,
+)
+
+OFFSETS = np.array([0, 2, 5])
+X = np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0], [0.2, 0.4], [0.3, 0.8]])
+LABEL = np.array([0, 1, 2, 4, 0])
+
+
+def oracle(user: str, **parameters: object) -> Oracle:
+    return Oracle.from_dict({"user": user, "positions": 3, "label_max": 4.0, "weights": [0.7, -0.7], **parameters})
+
+
+@given(features=st.integers(1, 200), eta=st.floats(0, 10), seed=st.integers(0, 2**32))
+def test_weights_sum_to_zero_and_lie_in_range(features: int, eta: float, seed: int) -> None:
+    w = attention_weights(features, eta, np.random.default_rng(seed))
+    assert w.shape == (features,)
+    assert abs(w.sum()) <= 1e-12 * max(eta, 1) * features
+    assert (np.abs(w) <= 2 * eta).all()
+    assert np.ptp(w) <= 2 * eta
+
+
+def test_weights_fill_the_range_before_they_are_centred() -> None:
+    w = attention_weights(10_000, 0.5, np.random.default_rng(0))
+    assert_allclose([w.min(), w.max()], [-0.5, 0.5], atol=0.02)
+
+
+def test_examination_is_a_power_of_the_position() -> None:
+    curve = examination(np.array([[0.5], [-3.0]]), [1.0], 3)
+    assert_allclose(curve[0], [1.0, 2**-1.5, 3**-1.5])
+    assert_array_equal(curve[1], 1.0)  # max(wᵀx + 1, 0) = 0: seen wherever it stands
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(1, 20))
+def test_examination_falls_from_one(x: list[float], K: int) -> None:
+    curve = examination(np.array([x]), [2.0, -2.0], K)[0]
+    assert curve[0] == 1.0
+    assert (np.diff(curve) <= 0).all()
+    assert (curve > 0).all()
+
+
+def test_relevance_probability_as_in_the_text_and_as_in_the_released_code() -> None:
+    text = relevance_probability([0, 1, 2, 3, 4], label_max=4)
+    assert_allclose(text, [0.1, 0.1 + 0.9 * 1 / 15, 0.1 + 0.9 * 3 / 15, 0.1 + 0.9 * 7 / 15, 1.0])
+    code = relevance_probability([3], label_max=4, denominator=2**5 - 1, epsilon=0.2)
+    assert_allclose(code, 0.2 + 0.8 * 7 / 31)
+    assert relevance_denominator(2) == 3.0
+
+
+@pytest.mark.parametrize("label", [-1, 5, np.nan])
+def test_labels_outside_the_grades_are_refused(label: float) -> None:
+    with pytest.raises(ValueError, match="label must be from 0 to label_max, 4"):
+        relevance_probability([0.0, label], label_max=4)
+
+
+def test_item_table_is_examination_times_relevance() -> None:
+    table = oracle("item").table(X, LABEL, OFFSETS)
+    r = 0.1 + 0.9 * (2.0**LABEL - 1) / 15
+    exponent = np.maximum(0.7 * X[:, 0] - 0.7 * X[:, 1] + 1, 0)
+    assert_allclose(table, r[:, None] * np.array([1, 2, 3]) ** -exponent[:, None])
+
+
+def test_pbm_equals_the_item_user_without_weights() -> None:
+    pbm = oracle("pbm", gamma=1.0).table(X, LABEL, OFFSETS)
+    assert_allclose(pbm, oracle("item", weights=[0.0, 0.0]).table(X, LABEL, OFFSETS))
+    assert_allclose(oracle("pbm", gamma=0.5).examination(X, OFFSETS)[0], [1, 2**-0.5, 3**-0.5])
+
+
+def test_query_user_sees_the_mean_features_of_the_query() -> None:
+    curve = oracle("query").examination(X, OFFSETS)
+    assert_array_equal(curve[0], curve[1])
+    assert_allclose(curve[2, 1], 2 ** -(0.7 * (1.0 + 0.2 + 0.3) / 3 - 0.7 * (0.0 + 0.4 + 0.8) / 3 + 1))
+
+
+@given(K=st.integers(1, 50), gamma=st.floats(0, 5))
+def test_default_trust_curves_fall_and_leave_room(K: int, gamma: float) -> None:
+    alpha, beta = trust_curves(K, gamma=gamma)
+    assert (np.diff(alpha) <= 0).all()
+    assert (np.diff(beta) <= 0).all()
+    assert (alpha + beta <= 1 + 1e-12).all()
+
+
+def test_trust_table_is_affine_in_relevance() -> None:
+    user = oracle("trust", alpha=[0.5, 0.4, 0.3], beta=[0.2, 0.1, 0.0])
+    r = user.relevance(LABEL)
+    assert_allclose(user.table(X, LABEL, OFFSETS)[:, 1], 0.4 * r + 0.1)
+
+
+def test_look_up_of_showings_and_of_items_without_a_place() -> None:
+    table = np.array([[0.9, 0.5], [0.4, 0.3]])
+    shown = table_probabilities(table, np.array([1, 2, 3, 2]), rows=np.array([1, 0, 0, 1]))
+    assert_array_equal(shown, [0.4, 0.5, 0.0, 0.3])
+
+
+def brute_force_cascade(relevance: list[float]) -> np.ndarray:
+    """Add up the probability of every pattern of appeal; the first appealing item from the top is clicked."""
+    clicked = np.zeros(len(relevance))
+    for pattern in product([0, 1], repeat=len(relevance)):
+        if any(pattern):
+            clicked[pattern.index(1)] += np.prod([r if a else 1 - r for a, r in zip(pattern, relevance, strict=True)])
+    return clicked
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_cascade_against_enumeration(relevance: list[float], random: object) -> None:
+    order = list(range(len(relevance)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    positions = np.argsort(order) + 1  # order[k] stands at position k + 1
+    got = cascade_probabilities(np.array(relevance), positions, np.array([0, len(relevance)]))
+    assert_allclose(got[order], brute_force_cascade([relevance[i] for i in order]), atol=1e-12)
+
+
+def test_cascade_of_several_lists_with_an_empty_one_and_items_without_a_place() -> None:
+    user = oracle("cascade", positions=2)
+    truth = np.array([0.5, 0.25, 0.2, 1.0, 0.4])
+    positions = np.array([2, 1, 3, 1, 2])
+    got = user.click_probabilities(truth, positions, np.array([0, 3, 3, 5]))
+    assert_allclose(got, [0.75 * 0.5, 0.25, 0.0, 1.0, 0.0])
+
+
+def test_cascade_samples_at_most_one_click_a_list_and_never_past_the_last_position() -> None:
+    user = oracle("cascade", positions=2)
+    positions = np.tile([3, 1, 2], 200)
+    clicks = user.sample_clicks(
+        np.array([1.0, 0.3, 0.3]),
+        positions,
+        np.arange(0, 601, 3),
+        np.random.default_rng(0),
+        rows=np.tile([0, 1, 2], 200),
+    )
+    assert clicks.reshape(200, 3).sum(axis=1).max() == 1
+    assert not clicks[positions == 3].any()
+    assert 0 < clicks.sum() < 200
+
+
+def test_certain_cascade_clicks_the_top() -> None:
+    clicks = sample_cascade(np.ones(4), np.array([2, 1, 1, 2]), np.array([0, 2, 4]), np.random.default_rng(0))
+    assert clicks.tolist() == [False, True, True, False]
+
+
+def test_the_cascade_has_no_table_but_a_truth() -> None:
+    user = oracle("cascade")
+    with pytest.raises(ConfigError, match="cascade user has no click table"):
+        user.table(X, LABEL, OFFSETS)
+    with pytest.raises(ConfigError, match="no examination probability apart"):
+        user.examination(X, OFFSETS)
+    assert_array_equal(user.truth(X, LABEL, OFFSETS), user.relevance(LABEL))
+    assert_array_equal(oracle("item").truth(X, LABEL, OFFSETS), oracle("item").table(X, LABEL, OFFSETS))
+
+
+@pytest.mark.parametrize("user", ["item", "query", "pbm", "cascade", "trust"])
+def test_json_round_trip(user: str) -> None:
+    before = oracle(user, gamma=0.8, denominator=31.0)
+    after = Oracle.from_dict(json.loads(json.dumps(before.to_dict())))
+    assert after == before
+    assert_array_equal(after.truth(X, LABEL, OFFSETS), before.truth(X, LABEL, OFFSETS))
+
+
+def test_the_denominator_used_is_always_recorded() -> None:
+    assert oracle("pbm").to_dict()["denominator"] == 15.0
+    assert oracle("pbm", denominator=31.0).to_dict()["denominator"] == 31.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"user": "robot"}, "user must be one of item, query, pbm, cascade, trust; got 'robot'"),
+        ({"positions": 0}, "positions must be at least 1; got 0"),
+        ({"label_max": 0.0}, "label_max must be above 0; got 0"),
+        ({"denominator": 14.0}, "denominator must be at least .* = 15; got 14"),
+        ({"weights": []}, "the user 'item' needs weights"),
+        ({"colour": 1}, "an oracle has no parameter 'colour'"),
+        ({"user": "trust", "alpha": [0.5]}, "alpha and beta need 3 values; got 1, 3"),
+        ({"user": "trust", "alpha": [0.9, 0.5, 0.5], "beta": [0.2, 0.0, 0.0]}, "sum to at most 1"),
+    ],
+)
+def test_bad_parameters_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        oracle(**{"user": "item", **changes})  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""The rankers of other papers: each passes what every scorer must, learns what it promises, and is saved like ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sklearn.svm import LinearSVC
+
+from contracts import SCORER_CHECKS, check_scorer_exported, check_scorer_saved_and_loaded
+from simulated import Small, make, true_utility
+from urank.config import validate
+from urank.errors import ConfigError
+from urank.evaluation.ranking_metrics import mean_metric, ndcg_metric
+from urank.export.graph import scorer_to_onnx
+from urank.lab.truth import true_table
+from urank.learning.networks import FeatureLayer
+from urank.learning.training import TrainingConfig
+from urank.log.ragged import pad, where_items
+from urank.pipeline import ModelFit, fit_model
+from urank.propensity.examination import Known, inverse_propensity
+from urank.ranking.baselines import (
+    BASELINES,
+    Baseline,
+    RankSvmConfig,
+    dual_weights,
+    fit_baseline,
+    fit_dla,
+    fit_lambdarank,
+    fit_ranksvm,
+)
+from urank.ranking.objectives import BaselineConfig, ClickGain, LabelGain
+from urank.ranking.policies import Random, ScorerPolicy, TableMatch
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.utility import utility
+
+QUICK = {"epochs": 6, "batch_lists": 64}
+SETTINGS: dict[str, Any] = {
+    "config": BaselineConfig(),
+    "scorer": RankerConfig(hidden=(32, 16), training=TrainingConfig(**QUICK)),
+    "svm": RankSvmConfig(training=TrainingConfig(**QUICK, learning_rate=0.01, weight_decay=0.0)),
+    "trees": TreesConfig(trees=30, min_data_in_leaf=20, threads=1),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(small: Small) -> pl.DataFrame:
+    return small.simulation.candidates.drop("table").head(300)
+
+
+@pytest.fixture(scope="module")
+def scorers(small: Small) -> dict[Baseline, Any]:
+    return {name: fit_baseline(name, small.dataset, small.featurizer, **SETTINGS)[0] for name in BASELINES}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_contract(name: Baseline, scorers: dict[Baseline, Any], fitted: ModelFit, rows: pl.DataFrame) -> None:
+    model = RankingModel(fitted.model.clicks, scorers[name], "score")
+    for check in SCORER_CHECKS:
+        check(model, rows)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_saved_and_loaded(
+    name: Baseline, scorers: dict[Baseline, Any], fitted: ModelFit, rows: pl.DataFrame, tmp_path: Path
+) -> None:
+    model = RankingModel(fitted.model.clicks, scorers[name], "score")
+    settings = {"families": ["monotone"], "training": QUICK}
+    config = validate(UrankConfig, {"ranker": name, "clicks": settings})
+    check_scorer_saved_and_loaded(model, rows, config, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lambdarank", "ranksvm", "dla"])
+def test_exported(name: Baseline, scorers: dict[Baseline, Any], fitted: ModelFit, rows: pl.DataFrame) -> None:
+    model = RankingModel(fitted.model.clicks, scorers[name], "score")
+    check_scorer_exported(model, rows, scorer_to_onnx(scorers[name], model.clicks.featurizer).SerializeToString())
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_better_than_chance_and_the_same_again(name: Baseline, small: Small, scorers: dict[Baseline, Any]) -> None:
+    policy = ScorerPolicy(name, small.featurizer, scorers[name])
+    assert true_utility(small, policy.positions) > 1.05 * true_utility(small, Random().positions)
+    again, _ = fit_baseline(name, small.dataset, small.featurizer, **SETTINGS)
+    block = next(small.dataset.blocks("test", [*small.dataset.features, "value"]))
+    np.testing.assert_array_equal(policy.positions(block), ScorerPolicy(name, small.featurizer, again).positions(block))
+
+
+def test_the_oracle_is_the_most_that_there_is(small: Small, scorers: dict[Baseline, Any]) -> None:
+    oracle = TableMatch("KM", true_table(small.simulation.candidates))
+    (block,) = small.dataset.blocks("test", [*small.dataset.features, "position", "value", "item_id"])
+    orders = {"oracle": oracle.positions(block)}
+    orders |= {name: ScorerPolicy(name, small.featurizer, each).positions(block) for name, each in scorers.items()}
+    table = pad(small.table(small.featurizer.encode(block.items)).astype(np.float64), block.offsets)
+    value, where = pad(block.column("value"), block.offsets), where_items(block.offsets)
+    earned = {
+        name: utility(table, pad(order, block.offsets, fill=1), value=value, where=where)
+        for name, order in orders.items()
+    }
+    for name in scorers:
+        assert (earned["oracle"] >= earned[name] - 1e-6).all()
+
+
+# What each is about
+
+
+def test_a_linear_score_is_linear(small: Small, scorers: dict[Baseline, Any], rows: pl.DataFrame) -> None:
+    """In the standardised features, the embeddings and the value: no hidden layer bends it."""
+    network = scorers["ranksvm"].network
+    assert scorers["ranksvm"].family == "linear"
+    assert [name for name, _ in network.named_parameters() if "layers" in name] == []
+    inputs = small.featurizer.encode(rows)
+    made = network.backbone(torch.from_numpy(inputs.numeric), torch.from_numpy(inputs.categorical))
+    value = network.scale(torch.from_numpy(rows["value"].to_numpy().copy())[:, None])
+    weights, bias = network.output.weight[0], network.output.bias
+    expected = torch.cat([made, value], dim=1) @ weights + bias
+    found = scorers["ranksvm"].score(inputs, rows["value"].to_numpy())
+    np.testing.assert_allclose(found, expected.numpy(force=True), rtol=1e-4, atol=1e-5)
+
+
+def test_ranksvm_reaches_the_objective_of_linear_svc(tmp_path: Path) -> None:
+    """½|w|² + C Σ weight · hinge over all pairs, on the train split, within 2 % of what scikit-learn finds."""
+    small = make(tmp_path, queries=80, sessions=3, features=5, candidates=6, positions=6, seed=2)
+    known = Known(true_table(small.simulation.candidates))
+    gain, c = ClickGain(known, clip=20), 0.01
+    training = TrainingConfig(epochs=150, learning_rate=0.02, weight_decay=0.0, batch_lists=48, patience=30)
+    scorer, _ = fit_ranksvm(small.dataset, small.featurizer, gain, RankSvmConfig(c=c, training=training))
+    columns = [*small.dataset.features, "position", "click", "item_id"]
+    (block,) = small.dataset.blocks("train", columns)
+    inputs = small.featurizer.encode(block.items)
+    x = FeatureLayer(small.featurizer)(torch.from_numpy(inputs.numeric)).numpy().astype(np.float64)
+    weight = block.column("click") * inverse_propensity(known, block, clip=20)
+    pairs, weights = [], []
+    for first, last in zip(block.offsets[:-1], block.offsets[1:], strict=True):
+        for i in range(first, last):
+            for j in range(first, last):
+                if weight[i] > 0 and j != i:
+                    pairs.append(x[i] - x[j])
+                    weights.append(weight[i])
+    differences, amounts = np.array(pairs), np.array(weights)
+
+    def objective(w: np.ndarray) -> float:
+        return float(w @ w / 2 + c * (amounts * np.maximum(0, 1 - differences @ w)).sum())
+
+    sign = np.where(np.arange(len(amounts)) % 2 == 0, 1, -1)
+    peer = LinearSVC(C=c, loss="hinge", fit_intercept=False, max_iter=200_000, tol=1e-5)
+    peer.fit(differences * sign[:, None], sign, sample_weight=amounts)
+    ours = scorer.network.output.weight.numpy(force=True)[0].astype(np.float64)
+    assert objective(ours) < 1.02 * objective(peer.coef_[0]) < 0.95 * objective(np.zeros(x.shape[1]))
+
+
+def test_dual_weights_are_clipped_and_know_the_top_of_a_list() -> None:
+    """The second list has no item at position 1; its top is the item at 2."""
+    scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, -9.0, 7.0]])
+    position, where = torch.tensor([[3, 1, 2], [2, 4, 0]]), torch.tensor([[True] * 3, [True, True, False]])
+    places = torch.tensor([[-2.0, 0.0, -1.0], [-1.0, -9.0, 0.0]])
+    examined, relevant = dual_weights(scores, places, position, where=where, clip=50)
+    e = np.exp
+    np.testing.assert_allclose(examined[0], [e(2.0), 1.0, e(1.0)], rtol=1e-6)
+    np.testing.assert_allclose(relevant[0], [e(-2.0), 1.0, e(-1.0)], rtol=1e-6)
+    np.testing.assert_allclose(examined[1, :2], [1.0, 50.0], rtol=1e-6)
+    np.testing.assert_allclose(relevant[1, :2], [1.0, 50.0], rtol=1e-6)
+
+
+def test_labels_teach_more_than_clicks(small: Small) -> None:
+    """Labels have no position bias and no noise; by them the order has the better nDCG on held-out queries."""
+    found = {}
+    for gain in (LabelGain(), ClickGain()):
+        scorer, _ = fit_lambdarank(small.dataset, small.featurizer, gain, SETTINGS["scorer"])
+        (block,) = small.dataset.blocks("test", [*small.dataset.features, "value", "relevance"])
+        positions = pad(ScorerPolicy("x", small.featurizer, scorer).positions(block), block.offsets, fill=1)
+        label, where = pad(block.column("relevance"), block.offsets), where_items(block.offsets)
+        found[type(gain)] = mean_metric(ndcg_metric(positions, label, where=where))
+    assert found[LabelGain] > found[ClickGain]
+
+
+def test_the_training_goes_on_from_a_checkpoint(small: Small, tmp_path: Path) -> None:
+    first, curve, _ = fit_dla(small.dataset, small.featurizer, SETTINGS["scorer"], checkpoint=tmp_path / "dla")
+    again, same, history = fit_dla(small.dataset, small.featurizer, SETTINGS["scorer"], checkpoint=tmp_path / "dla")
+    assert len(history.rounds) <= QUICK["epochs"]
+    assert curve == same
+    for one, other in zip(first.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# As part of a model
+
+
+@pytest.mark.parametrize(("ranker", "propensity"), [("ranksvm", "harvest"), ("dla", "none")])
+def test_a_model_with_such_a_ranker(small: Small, ranker: str, propensity: str) -> None:
+    quick = {"epochs": 1, "batch_lists": 64}
+    settings = {
+        "ranker": ranker,
+        "clicks": {"families": ["pbm"], "training": quick},
+        "scorer": {"training": quick},
+        "svm": {"training": quick},
+        "baseline": {"propensity": propensity},
+    }
+    found = fit_model(small.dataset, validate(UrankConfig, settings))
+    assert (found.model.method, found.why) == ("score", f"{ranker} ranks by its scores")
+    assert found.model.name.endswith("on pbm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"baseline": {"propensity": "em"}}, "propensity is for the rankers lambdarank, .*; got 'em' with 'network'"),
+        ({"ranker": "dla", "baseline": {"learn_from": "relevance"}}, "learn_from is for the rankers lambdarank"),
+        (
+            {"ranker": "ranksvm", "baseline": {"learn_from": "relevance", "propensity": "em"}},
+            "propensity weighs clicks; with learn_from 'relevance' there are none",
+        ),
+        ({"ranker": "ranksvm", "baseline": {"clip": 0.5}}, r"baseline\.clip in the configuration"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        validate(UrankConfig, settings)
