@@ -6,7 +6,7 @@ PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint pictures house bench clean
+.PHONY: help install demo test test-slow lint pictures house bench clean
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -34,8 +34,11 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint  ## lint, then every test and doctest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+test: lint  ## lint, then the fast tests and every doctest: what to run before a commit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+
+test-slow: $(VENV)/.installed-dev  ## the slow tests: Ray, crashes, statistics, browsers, the paper's experiments
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m slow tests
 
 pictures: demo  ## draw the pictures of the README again
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
