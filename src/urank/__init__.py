@@ -13,21 +13,33 @@ urank.errors.DataError: a log must be a path or a table of Polars, pandas or PyA
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from urank.errors import ConfigError, DataError, UrankError
-from urank.log.inspection import inspect
-from urank.log.prepare import prepare
-from urank.log.reader import Log, read
 
 if TYPE_CHECKING:
     from urank.client import AsyncClient, Client
-    from urank.evaluation.policy_evaluation import Evaluation
+    from urank.errors import ConfigError, DataError, UrankError
+    from urank.log.inspection import inspect
+    from urank.log.prepare import prepare
+    from urank.log.reader import Log, read
     from urank.model_io import load_model
-    from urank.pipeline import URank
+    from urank.pipeline import URank, evaluate
 
-__version__ = version("urank")
+    __version__: str
+
+_MODULES = {
+    "AsyncClient": "urank.client",
+    "Client": "urank.client",
+    "ConfigError": "urank.errors",
+    "DataError": "urank.errors",
+    "Log": "urank.log.reader",
+    "URank": "urank.pipeline",
+    "UrankError": "urank.errors",
+    "evaluate": "urank.pipeline",
+    "inspect": "urank.log.inspection",
+    "load_model": "urank.model_io",
+    "prepare": "urank.log.prepare",
+    "read": "urank.log.reader",
+}
 
 __all__ = [
     "AsyncClient",
@@ -45,23 +57,17 @@ __all__ = [
     "read",
 ]
 
-_LATER = {
-    "AsyncClient": "urank.client",
-    "Client": "urank.client",
-    "URank": "urank.pipeline",
-    "load_model": "urank.model_io",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Names that need what is slow to load, as torch, are there when they are asked for."""
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"urank has no attribute '{name}'")
+    """Load a public name when it is first used, so that `import urank` is fast."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("urank")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'urank' has no attribute '{name}'")
 
 
-def evaluate(models: Any, log: Any, **settings: Any) -> "Evaluation":
-    """What models would earn, from a log, with intervals; arguments as in `urank.pipeline.evaluate`."""
-    from urank.pipeline import evaluate as evaluate_models
-
-    return evaluate_models(models, log, **settings)
+def __dir__() -> list[str]:
+    return __all__

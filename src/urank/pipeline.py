@@ -1,37 +1,48 @@
-"""The public face: fit a model on a log, rank with it, and say what it would earn.
+"""The pipeline: prepare, fit, evaluate, report and save.
 
-log = urank.read("log.parquet")
-model = urank.URank().fit(log)
-model.rank(candidates)
-print(urank.evaluate([model], log))
+The only place that runs these steps in sequence. The command line, `urank.URank` and the jobs on Ray call it:
+
+- `fit_model` trains a click model and a scorer, and chooses how to rank;
+- `fit_and_save` also measures the click model's quality and writes the artifact;
+- `train` does that for any log, resuming an interrupted run;
+- `run` adds inspection, evaluation and one report;
+- `evaluate` and `guard_levels` estimate what models would earn.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self, cast, get_args
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
 from urank import distributed
-from urank.clicks.fitting import Fit, fit_clicks
-from urank.config import validate
-from urank.errors import ConfigError, TooFewError
+from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
+from urank.clicks.item_curves import click_curves_of
+from urank.config import to_jsonable, validate
+from urank.errors import ConfigError, TooFewError, UrankError
+from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
 from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer
+from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
 from urank.log.dataset import Dataset, is_prepared
+from urank.log.inspection import Inspection, inspect
 from urank.log.prepare import prepare
 from urank.log.reader import Log, read
 from urank.log.splits import SPLITS
@@ -40,7 +51,7 @@ from urank.model_io import load_model, save_model
 from urank.progress import Report, silent
 from urank.propensity.examination import Propensity
 from urank.propensity.methods import PropensityMethod, fit_propensity, load_propensity
-from urank.ranking.baselines import BASELINES, fit_baseline
+from urank.ranking.baselines import BASELINES, Baseline, fit_baseline
 from urank.ranking.guard import Guard, GuardKind
 from urank.ranking.policies import ModelPolicy, Policy, Random
 from urank.ranking.positions import Method
@@ -49,21 +60,46 @@ from urank.ranking.settings import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
-from urank.storage import is_path, to_path
+from urank.report.click_report import FitReport
+from urank.report.run_report import write_job as write_run
+from urank.storage import is_path, new_folder, refuse_taken, remove_folder, to_path
 
-__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "guard_levels", "named_policies", "policies_of", "prepared"]
+__all__ = [
+    "Compare",
+    "ModelFit",
+    "Review",
+    "Run",
+    "Training",
+    "URank",
+    "click_model_quality",
+    "evaluate",
+    "fit_and_save",
+    "fit_model",
+    "guard_levels",
+    "named_policies",
+    "policies_of",
+    "prepared",
+    "run",
+    "train",
+]
+
+TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
+"""Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
+
+Review = Callable[[FitReport, "ModelFit", Dataset], FitReport]
+Compare = Callable[[Evaluation, Sequence[Policy], Dataset, int], Evaluation]
 
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A trained model and how it came about.
+    """A trained model with its training records.
 
     Attributes:
-        model: what was made.
-        clicks: the fit of its click model.
-        history: the rounds of the scorer; none without one.
-        choice: the evaluation on the validation split by which `auto` chose the method; none if it had no choice.
-        why: how the method was chosen, in words.
+        model: The model.
+        clicks: The fit of its click model.
+        history: Rounds of the scorer's training; None without a scorer.
+        choice: The evaluation on the validation split by which `auto` chose the method; None if there was no choice.
+        why: How the method was chosen, in words.
     """
 
     model: RankingModel
@@ -74,21 +110,74 @@ class ModelFit:
 
     @property
     def rounds(self) -> dict[str, list[dict[str, float]]]:
-        """The rounds of every training, by name, as `History` has them."""
+        """Rounds of every training, by name, as in `History`."""
         own = {} if self.history is None else {"scorer": self.history.rounds}
         return {name: history.rounds for name, history in self.clicks.histories.items()} | own
 
 
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Summary of a training: the model's name and method, and the quality of its click model.
+
+    Attributes:
+        quality: Quality of the click model on each split.
+        name: Name of the model.
+        method: How it ranks.
+        why: How the method was chosen, in words.
+        rounds: Rounds of every training, by name.
+        warnings: What to keep in mind, such as trees that learned from a sample.
+    """
+
+    quality: FitReport
+    name: str
+    method: str
+    why: str
+    rounds: dict[str, list[dict[str, float]]]
+    warnings: list[str]
+
+    @property
+    def sentence(self) -> str:
+        """What ranks, and why."""
+        return f"{self.name} ranks by {self.method}: {self.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict."""
+        about = {"model": self.name, "method": self.method, "why": self.why, "rounds": to_jsonable(self.rounds)}
+        return {**self.quality.to_dict(), **about, "warnings": self.warnings}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Results of the whole job: inspection, training and evaluation."""
+
+    inspection: Inspection
+    training: Training
+    evaluation: Evaluation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict."""
+        training = self.training
+        about = {"model": training.name, "method": training.method, "why": training.why}
+        return {**about, **self.evaluation.to_dict()}
+
+
 class URank:
-    """Learns from a click log the order that earns the most.
+    """Learn from a click log the order that earns the most.
+
+        log = urank.read("log.parquet")
+        model = urank.URank().fit(log)
+        model.rank(candidates)
+        print(urank.evaluate([model], log))
 
     Args:
-        ranker: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`: what gives scores.
-        method: `auto`, `score`, `match` or `ctr1`: how it ranks.
-        clicks, scorer, trees, baseline: any setting of `ClickConfig`, `RankerConfig`, `TreesConfig`, `BaselineConfig`.
-        seed: of all random numbers.
+        ranker: What scores items: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`.
+        method: How items are ranked: `auto`, `score`, `match` or `ctr1`.
+        clicks, scorer, trees, baseline: Any setting of `ClickConfig`, `RankerConfig`, `TreesConfig`, `BaselineConfig`.
+        seed: Seed of all random numbers.
 
-    After `fit`, `model_` is what ranks, and `fit_` tells how it came about.
+    Attributes:
+        model_: The fitted `RankingModel`.
+        fit_: Its `ModelFit`, with the training records.
     """
 
     def __init__(
@@ -113,7 +202,7 @@ class URank:
     def fit(
         self, log: Log | Dataset | str | Path | Any, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent
     ) -> Self:
-        """Learn from a log: what `urank.read` gave, a path, a prepared folder, or a table."""
+        """Learn from a log: a `Log` of `urank.read`, a path, a prepared folder, or a table."""
         settings = {
             "ranker": self.ranker,
             "method": self.method,
@@ -142,11 +231,11 @@ class URank:
         return self._fitted().rank(candidates, method=method, top=top, guard=guard, memory=memory)
 
     def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The score of each candidate."""
+        """Score each candidate."""
         return self._fitted().score(candidates, value)
 
     def log_ctr(self, candidates: pl.DataFrame) -> NDArray[np.float32]:
-        """log P(click | candidate, position) `[rows, K]`."""
+        """Return log P(click | candidate, position), `[rows, K]`."""
         return self._fitted().log_ctr(candidates)
 
     def save(self, folder: str | Path, *, overwrite: bool = False, onnx: bool = True) -> None:
@@ -162,15 +251,15 @@ class URank:
 def fit_model(
     dataset: Dataset, config: UrankConfig, *, checkpoints: Path | None = None, report: Report = silent
 ) -> ModelFit:
-    """Train a click model, a scorer on its table, and choose how to rank.
+    """Train a click model and a scorer on its table, and choose how to rank.
 
     Args:
-        dataset: a prepared log; train teaches, valid stops and chooses, test is not looked at.
-        config: settings.
-        checkpoints: a folder from which a run that was killed goes on.
-        report: told how far it is.
+        dataset: Prepared log. Train is learned from, valid stops and chooses, test is not used.
+        config: Settings.
+        checkpoints: Folder from which an interrupted run resumes.
+        report: Progress callback.
     """
-    saved = _saved_propensity(config)  # better refused now than after the training
+    saved = _saved_propensity(config)  # fail fast: before training
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
     scorer: Scorer | None = None
     history: History | None = None
@@ -178,7 +267,7 @@ def fit_model(
         checkpoint = _checkpoint(checkpoints, config.scorer)
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
-        scorer, history = _of_first(
+        scorer, history = _grow_on_first(
             lambda: fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report),
             dataset,
             clicks.model.featurizer,
@@ -200,7 +289,7 @@ def fit_model(
 def _with_best_method(
     dataset: Dataset, model: RankingModel, clicks: Fit, history: History | None, config: UrankConfig, report: Report
 ) -> ModelFit:
-    """The model with the better of score and match, by a cross-fitted estimate on the validation split."""
+    """Choose between score and match by a cross-fitted estimate on the validation split."""
     try:
         choice = evaluate_policies(
             policies_of(model, methods=("score", "match")),
@@ -209,7 +298,7 @@ def _with_best_method(
             config=CrossfitConfig(seed=config.clicks.seed),
             report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
         )
-    except TooFewError:  # to cross-fit; the paper's way is then the default
+    except TooFewError:  # too few queries to cross-fit: keep the paper's method
         return ModelFit(model, clicks, history, None, "valid has too few queries to tell which method is better")
     difference = choice.compare("match", "score")
     best: Method = distributed.broadcast(lambda: "match" if difference.mean > 0 else "score")
@@ -221,21 +310,21 @@ def _with_best_method(
     return ModelFit(replace(model, method=best), clicks, history, choice, why)
 
 
-def _of_first(
+def _grow_on_first(
     grow: Callable[[], tuple[Any, History]], dataset: Dataset, featurizer: Featurizer
 ) -> tuple[TreesScorer, History]:
-    """Trees, which one worker of a team grows for all."""
+    """Grow trees in the first process and broadcast them."""
 
-    def told() -> dict[str, Any]:
+    def grown() -> dict[str, Any]:
         trees, history = grow()
         return {"text": trees.to_text(), "history": asdict(history)}
 
-    made = distributed.broadcast(told)
-    return TreesScorer.from_text(made["text"], featurizer, dataset.has("value")), History(**made["history"])
+    received = distributed.broadcast(grown)
+    return TreesScorer.from_text(received["text"], featurizer, dataset.has("value")), History(**received["history"])
 
 
 def _saved_propensity(config: UrankConfig) -> Propensity | None:
-    """That of the file which a configuration names; none when it names a method."""
+    """Load the propensity file that the configuration names; None if it names a method."""
     asked = config.baseline.propensity
     return None if asked in get_args(PropensityMethod) else load_propensity(asked)
 
@@ -248,15 +337,14 @@ def _fit_baseline(
     checkpoint: Path | None,
     report: Report,
 ) -> tuple[Scorer, History]:
-    """A ranker of another paper, with a saved propensity or the one that it asks for."""
+    """Fit a ranker of another paper with a saved propensity, or with one estimated by the method it names."""
     method = next((each for each in get_args(PropensityMethod) if each == config.baseline.propensity), None)
     if method is not None:
-        with distributed.single_process():  # every worker by itself, and all find the same
+        with distributed.single_process():  # every worker alone, with the same result
             propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
-    assert config.ranker in BASELINES  # noqa: S101 - the callers know
     fit = partial(
         fit_baseline,
-        config.ranker,
+        cast("Baseline", config.ranker),
         dataset,
         featurizer,
         config=config.baseline,
@@ -267,14 +355,208 @@ def _fit_baseline(
         checkpoint=checkpoint,
         report=report,
     )
-    return _of_first(fit, dataset, featurizer) if config.ranker == "lambdarank-trees" else fit()
+    return _grow_on_first(fit, dataset, featurizer) if config.ranker == "lambdarank-trees" else fit()
 
 
 def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path | None:
-    """Of a scorer, another for other settings; that the folder is of this data and click model, `fit_clicks` checks."""
+    """Name the scorer's checkpoint by its settings; `fit_clicks` checks that the folder fits the data."""
     if folder is None:
         return None
     return folder / f"scorer-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}.safetensors"
+
+
+def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitReport:
+    """Measure a click model on each split, beside the position-based model and the constant click rate.
+
+    Args:
+        fit: Result of `fit_clicks`.
+        dataset: The log it was trained on; its test split is used here for the first time.
+        config: Settings it was trained with.
+    """
+    name = fit.model.name
+    counts = dataset.description["counts"]["train"]
+    log_rate = np.log(counts["clicks"] / counts.get("shown", counts["rows"]))
+    qualities: dict[str, dict[str, Quality]] = {}
+    reliable: dict[str, Reliability] = {}
+    for split in (split for split in SPLITS if dataset.rows(split)):
+        most = TRAIN_ROWS if split == "train" else HELD_OUT_ROWS
+        predicted = {name: predictions(fit.model, dataset, split, most_rows=most)}
+        _, position, click = predicted[name]
+        if name != "pbm" and fit.reference is not None:
+            predicted["pbm"] = predictions(fit.reference, dataset, split, most_rows=most)
+        reliable = {each: reliability(np.exp(found[0]), click) for each, found in predicted.items()}
+        predicted["constant"] = (np.full(len(click), log_rate, dtype=np.float32), position, click)
+        qualities[split] = {each: quality(*found, positions=dataset.positions) for each, found in predicted.items()}
+    kept = f"{fit.model.members[0].family}-{config.seed}"
+    rounds = fit.histories[kept].rounds if kept in fit.histories else []
+    return FitReport(
+        name=name,
+        settings={
+            "tried": ", ".join(f"{each} {loss:.5f}" for each, loss in fit.valid_loss.items()),
+            "backbone": config.backbone,
+            "calibration": config.calibration,
+            "seed": str(config.seed),
+        },
+        qualities=qualities,
+        history=[{"round": r["round"], "train_loss": r["train"], "valid_loss": r["valid"]} for r in rounds],
+        reliability=reliable,
+    )
+
+
+def fit_and_save(
+    dataset: Dataset,
+    config: UrankConfig,
+    output: Path,
+    *,
+    checkpoints: Path | None = None,
+    onnx: bool = True,
+    overwrite: bool = False,
+    review: Review | None = None,
+    report: Report = silent,
+) -> tuple[ModelFit, Training]:
+    """Fit a model, measure its click model, and write the artifact.
+
+    Args:
+        dataset: Prepared log.
+        config: Settings.
+        output: Folder of the model.
+        checkpoints: Folder from which an interrupted run resumes.
+        onnx: Also write ONNX graphs.
+        overwrite: Replace an existing model.
+        review: Adds to the measured quality, for example by a comparison with a simulation's truth.
+        report: Progress callback.
+    """
+    fit = fit_model(dataset, config, checkpoints=checkpoints, report=report)
+    with distributed.single_process():
+        measured = click_model_quality(fit.clicks, dataset, config.clicks)
+        if review is not None:
+            measured = review(measured, fit, dataset)
+        if not distributed.rank():
+            report("writing the model", 0, None)
+            facts = {"quality": measured.to_dict(), "why": fit.why}
+            save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
+    warnings = _sampled_trees(dataset, config)
+    return fit, Training(measured, fit.model.name, fit.model.method, fit.why, fit.rounds, warnings)
+
+
+def _sampled_trees(dataset: Dataset, config: UrankConfig) -> list[str]:
+    """Warn of trees that learned from a sample because of the memory budget."""
+    features, row_bytes = len(dataset.features), []
+    if "gbdt" in config.clicks.families:
+        row_bytes.append(config.clicks.trees.row_bytes(features))
+    if config.ranker in ("trees", "lambdarank-trees"):
+        row_bytes.append(config.trees.row_bytes(features, dataset.positions))
+    found = (sample_sentence(dataset, each) for each in row_bytes)
+    return [f"{sentence} (allow more with --memory)" for sentence in found if sentence is not None]
+
+
+def train(
+    log: Log | Dataset | str | Path,
+    config: UrankConfig,
+    output: Path,
+    *,
+    checkpoints: Path | None = None,
+    onnx: bool = True,
+    overwrite: bool = False,
+    memory: Memory = DEFAULT_MEMORY,
+    fit: Callable[..., tuple[Any, Training]] = fit_and_save,
+    report: Report = silent,
+    **arguments: Any,
+) -> Training:
+    """Train a model on any log. A run that was killed resumes when the same call is made again.
+
+    Args:
+        log: A raw log, which is prepared beside the output first, or a prepared one.
+        config: Settings.
+        output: Folder of the model.
+        checkpoints: Where the state of the training is kept until it ends; beside the output by default.
+        onnx: Also write ONNX graphs.
+        overwrite: Replace an existing model.
+        memory: Memory budget.
+        fit: Does the work, in this process or elsewhere.
+        report: Progress callback.
+        arguments: Passed on to `fit`.
+    """
+    refuse_taken(output, marker="manifest.json", overwrite=overwrite)
+    limit_threads()
+    working = output.absolute().with_name(f".{output.name}.training")
+    # Within a folder of the caller's, use a subfolder: it is emptied at the start and removed at the end.
+    state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
+    try:
+        if isinstance(log, Log):
+            prepare(log, working / "prepared", overwrite=True, bucket_bytes=memory.bucket_bytes, report=report)
+            log = working / "prepared"
+        dataset = log if isinstance(log, Dataset) else Dataset(log, memory=memory)
+        options = {"checkpoints": state, "onnx": onnx, "overwrite": overwrite, "report": report}
+        _, training = fit(dataset, config, output, **options, **arguments)
+    except UrankError:
+        shutil.rmtree(working, ignore_errors=True)  # a refused run is not resumed; a killed one is
+        raise
+    remove_folder(state)
+    shutil.rmtree(working, ignore_errors=True)
+    return training
+
+
+def run(
+    log: Log,
+    config: UrankConfig,
+    output: Path,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    overwrite: bool = False,
+    memory: Memory = DEFAULT_MEMORY,
+    review: Review | None = None,
+    compare: Compare | None = None,
+    report: Report = silent,
+) -> Run:
+    """Inspect, prepare, train, evaluate, save, and write one report.
+
+    The output folder appears when everything is done, with `prepared/`, `model/`, `report.html` and `evaluation.json`.
+
+    Args:
+        log: A raw log.
+        config: Settings; the seed of the click model also seeds the evaluation.
+        output: Folder to write.
+        valid, test: Shares of the queries.
+        overwrite: Replace the folder if it exists.
+        memory: Memory budget.
+        review: As in `fit_and_save`.
+        compare: Adds to the evaluation, given the policies and the data it was made with.
+        report: Progress callback.
+    """
+    limit_threads()
+    with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
+        inspection = inspect(log, report=report)
+        prepare(log, folder / "prepared", valid=valid, test=test, bucket_bytes=memory.bucket_bytes, report=report)
+        dataset = Dataset(folder / "prepared", memory=memory)
+        fit, training = fit_and_save(dataset, config, folder / "model", review=review, report=report)
+        seed = config.clicks.seed
+        evaluation = evaluate([fit.model], dataset, config=CrossfitConfig(seed=seed), report=report)
+        if compare is not None:
+            evaluation = compare(evaluation, [*policies_of(fit.model), Random()], dataset, seed)
+        report("writing the report", 0, None)
+        by = "category" if "category" in log.schema.roles else "item_id"
+        curves = click_curves_of(fit.clicks.model, log, by=by) if by in log.schema.roles else None
+        found = Run(inspection, training, evaluation)
+        document = json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / "evaluation.json").write_text(f"{document}\n", encoding="utf-8")
+        write_run(
+            folder / "report.html",
+            inspection=inspection,
+            fit=training.quality,
+            evaluation=evaluation,
+            chosen=training.method,
+            why=training.why,
+            curves=curves,
+            by=by,
+        )
+    return found
+
+
+def limit_threads() -> None:
+    """Give torch half of the cores: the rest reads ahead, and small networks gain nothing from more."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
 def evaluate(

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from urank.errors import ConfigError
 
 __all__ = [
+    "absolute",
     "is_path",
     "is_remote",
     "is_within",
@@ -70,6 +71,12 @@ def to_path(source: str | Path) -> Path:
         raise ConfigError(f"{reason}; run pip install 'urank[scale]' and what fsspec needs for it") from error
     except ValueError as error:
         raise ConfigError(f"{source} names a scheme that fsspec does not know: {error}") from error
+
+
+def absolute(path: str | Path) -> Path:
+    """Return the absolute path, for processes with another working directory; URLs stay as they are."""
+    found = to_path(path)
+    return found if is_remote(found) else found.absolute()
 
 
 def matching(pattern: Path) -> list[Path]:

@@ -1,96 +1,118 @@
-"""The command line: thin commands over the API. A refusal is one sentence on standard error and exit code 2."""
+"""The command line: thin commands over the pipeline. A refusal is one sentence on standard error and exit code 2."""
 
 from __future__ import annotations
 
 import codecs
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-from urank import __version__
-from urank.cli.abtest import abtest_app
-from urank.cli.curves import curves_command
-from urank.cli.evaluate import evaluate_command
-from urank.cli.export import export_command
-from urank.cli.feedback import feedback_command
-from urank.cli.guard import guard_command
-from urank.cli.inspect import inspect_command
-from urank.cli.lab import appstore_command, reproduce_command, simulate_command
-from urank.cli.prepare import prepare_command
-from urank.cli.propensity import propensity_command
-from urank.cli.rank import rank_command
-from urank.cli.run import run_command
-from urank.cli.serve import serve_command
-from urank.cli.train import train_command
 from urank.errors import UrankError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "load_command", "main"]
+
+COMMANDS = {
+    "run": ("urank.cli.run", "Do the whole job: inspect, prepare, train, evaluate, and write one report."),
+    "inspect": ("urank.cli.inspect", "Check whether position effects can be learned from a log."),
+    "prepare": (
+        "urank.cli.prepare",
+        "Turn an impression log into one row per query, split into train, valid and test.",
+    ),
+    "train": ("urank.cli.train", "Train a ranker on a log."),
+    "evaluate": ("urank.cli.evaluate", "Estimate from a log what models would earn, with intervals."),
+    "guard": ("urank.cli.evaluate", "Estimate what a model would earn if it stayed close to the logged order."),
+    "rank": ("urank.cli.rank", "Rank lists of candidates, best first."),
+    "curves": ("urank.cli.curves", "Show how the clicks of items or groups fall with position."),
+    "serve": ("urank.cli.serve", "Serve a model over HTTP."),
+    "feedback": ("urank.cli.feedback", "Turn what a server logged into a click log."),
+    "export": ("urank.cli.export", "Write a model for a search engine or another runtime."),
+    "propensity": ("urank.cli.propensity", "Estimate examination by position."),
+    "abtest": ("urank.cli.abtest", "Plan, analyse and simulate A/B tests."),
+    "simulate": ("urank.cli.lab", "Simulate a click log with a known truth."),
+    "appstore": ("urank.cli.lab", "Simulate the log of an app store."),
+    "reproduce": ("urank.cli.lab", "Reproduce the tables and figures of the paper."),
+}
+"""Name -> module and summary; a module is loaded when its command is used, so that `--help` is fast."""
+
+_STYLE: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False, "add_completion": False}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """Return a stub that is enough for the list of commands."""
+        return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, stub if name is None or stub is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """Import a command."""
+    module = import_module(COMMANDS[name][0])
+    group = getattr(module, f"{name}_app", None)
+    if group is None:
+        group = typer.Typer(**_STYLE)
+        group.command(name)(getattr(module, f"{name}_command"))
+    return typer.main.get_command(group)
+
 
 app = typer.Typer(
     name="urank",
+    cls=LazyGroup,
     help="Learn, from the click log a ranking system already writes, the order that earns the most clicks or revenue.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    **_STYLE,
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from urank import __version__
+
         typer.echo(f"urank {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version it is."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
 
 
-app.command("run")(run_command)
-app.command("simulate")(simulate_command)
-app.command("appstore")(appstore_command)
-app.command("prepare")(prepare_command)
-app.command("inspect")(inspect_command)
-app.command("train")(train_command)
-app.command("evaluate")(evaluate_command)
-app.command("guard")(guard_command)
-app.command("rank")(rank_command)
-app.command("curves")(curves_command)
-app.command("serve")(serve_command)
-app.command("feedback")(feedback_command)
-app.command("export")(export_command)
-app.command("propensity")(propensity_command)
-app.command("reproduce")(reproduce_command)
-app.add_typer(abtest_app, name="abtest", help="Plan, analyse and simulate A/B tests.")
+_ASCII = {"–": "-", "−": "-", "…": "...", "█": "#", "²": "2", "’": "'"}
 
 
-_PLAIN = {"–": "-", "−": "-", "…": "...", "█": "#", "²": "2", "’": "'"}
-
-
-def _plainly(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What stands for characters that the output cannot hold: bars of #, plain dashes, otherwise a question mark."""
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace characters that the output cannot encode: bars by #, dashes by -, others by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
-def _ended(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # so that what is half-written is taken back, as after Ctrl-C
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # unwinds, so that half-written output is removed, as after Ctrl-C
 
 
 def main() -> None:
     """Run the command line."""
-    codecs.register_error("urank", _plainly)
+    codecs.register_error("urank", _replace)
     for stream in (sys.stdout, sys.stderr):
         if "utf" not in (stream.encoding or "").lower() and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="urank")
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except UrankError as error:

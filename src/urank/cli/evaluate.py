@@ -1,124 +1,183 @@
-"""`urank evaluate`."""
+"""`urank evaluate`, and `urank guard`, the evaluation of orders that stay close to the logged one."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from urank.cli.options import (
-    Address,
-    Categorical,
-    Column,
-    Cuts,
-    Drop,
-    Engine,
-    EngineName,
+    PLOTS,
+    EngineOptions,
     Floor,
-    Json,
+    Html,
+    LogOptions,
     MemoryOption,
-    Quiet,
+    MethodName,
+    PrintOptions,
+    SplitName,
     Truth,
-    Workers,
-    cluster_of,
-    open_log,
-    print_json,
-    refuse_columns,
+    command,
 )
+from urank.config import validate
 from urank.errors import ConfigError
+from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
-from urank.progress import bars
-from urank.storage import is_remote
+from urank.model_io import read_manifest
+from urank.pipeline import evaluate, guard_levels
+from urank.report.evaluation_report import print_evaluation, write_evaluation
+from urank.report.guard_report import print_guard, write_guard
+from urank.storage import absolute
 
-__all__ = ["evaluate_command"]
+__all__ = ["evaluate_command", "guard_command"]
+
+_SETTINGS = {"--cuts": "cuts", "--seed": "seed"}
 
 
+@command(CrossfitConfig, _SETTINGS)
 def evaluate_command(
     paths: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL... LOG",
-            help="The folders of one or more models, and last the log: what `urank prepare` wrote, or a log as it "
-            "takes it.",
+            help="Folders of one or more models and, last, the log: the output of `urank prepare`, or a raw log.",
             show_default=False,
         ),
     ],
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="test|valid|train|all",
-            help="The queries to judge by. **test** are those that no training has looked at; **all** is for a log "
-            "that is new to the models.",
-        ),
-    ] = "test",
+    settings: dict[str, Any],
+    split: SplitName = "test",
     estimator: Annotated[
         str,
         typer.Option(
             metavar="auto|ratio|self_normalised|direct|doubly_robust|ips|snips",
-            help="What the table shows. **ratio**: Eq. 3, a click times P(click at the new position) / P(click at the "
-            "logged one); **self_normalised**: the same, divided by what it would be if clicks came as modelled; "
-            "**direct**: what the click model expects; **doubly_robust**: that, corrected by the clicks; **ips** and "
+            help="Estimator of the table. **ratio**: Eq. 3, a click times P(click at the new position) / P(click at "
+            "the logged one); **self_normalised**: the same, divided by its expectation under the click model; "
+            "**direct**: the click model's expectation; **doubly_robust**: that, corrected by the clicks; **ips** and "
             "**snips** need the column propensity. **auto**: doubly_robust where propensities are known, else ratio.",
         ),
     ] = "auto",
-    cuts: Cuts = 2,
     floor: Floor = 0.01,
     truth: Truth = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the folds and all random numbers.")] = 0,
-    column: Column = None,
-    categorical: Categorical = None,
-    drop: Drop = None,
+    html: Html = None,
+    columns: LogOptions = LogOptions(),
     memory: MemoryOption = "4GB",
-    engine: Engine = EngineName.local,
-    workers: Workers = None,
-    address: Address = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    engine: EngineOptions = EngineOptions(),
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
-    """Say what models would earn, from a log, with intervals, before anybody ships them.
+    """Estimate from a log what models would earn, with intervals, before anybody ships them.
 
-    Every way in which a model can rank is judged beside the logged order and a random one: utility of the first 1, 3, 5
-    and of all positions, the difference to the logged order with its 95 % interval, and how likely chance alone makes
-    it. No policy is judged by the click table it was optimised on: the evaluation fits click models of its own on the
-    log, each on other queries than it judges. Where the log cannot support a claim, it says so.
+    Every way in which a model can rank is evaluated beside the logged order and a random one: utility of the first 1,
+    3, 5 and of all positions, the difference to the logged order with its 95 % interval, and its p-value. No policy is
+    judged by the click table it was optimised on: the evaluation fits click models of its own on the log, each on
+    other queries than those it judges. Where the log cannot support a claim, a warning appears.
 
     Example: `urank evaluate model prepared --html evaluation.html`
     """
     if len(paths) < 2:
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
-    refuse_columns(log, column, categorical, drop)
-    from urank.evaluation.cross_fitting import CrossfitConfig
-    from urank.model_io import read_manifest
-    from urank.pipeline import evaluate  # slow to load, as all that needs torch
-    from urank.report.evaluation_report import print_evaluation, write_evaluation
-
-    asked: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
-    asked["config"] = CrossfitConfig(cuts=cuts, seed=seed)
-    cluster = cluster_of(engine, workers, address)
+    source, cluster = columns.source(log), engine.cluster
+    options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
+    options["config"] = validate(CrossfitConfig, settings, "the evaluation")
     if cluster is not None and not is_prepared(log):
-        raise ConfigError(f"the engine ray evaluates by a prepared log; run urank prepare {log} first")
-    with bars(quiet=quiet or json) as report:
+        raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
+    with printing.progress() as report:
         if cluster is None:
-            source = log if is_prepared(log) else open_log(log, column, categorical, drop)
-            found = evaluate(models, source, truth=truth, report=report, **asked)
+            found = evaluate(models, source, truth=truth, report=report, **options)
         else:
             from urank.ray.jobs import evaluate_on_ray
 
-            there = log if is_remote(log) else Path(log).absolute()
-            known = None if truth is None else str(truth.absolute())
-            found = evaluate_on_ray(models, there, cluster, truth=known, report=report, **asked)
+            found = evaluate_on_ray(models, absolute(log), cluster, report=report, **options)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
         write_evaluation(found, html, own)
-    if json:
-        print_json(found.to_dict())
-    elif not quiet:
-        console = Console()
-        print_evaluation(found, console, own)
-        if html is not None:
-            console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    notes = [PLOTS.format(html)] if html is not None else []
+    printing.show(found.to_dict(), lambda console: print_evaluation(found, console, own), *notes)
+
+
+class GuardKindName(StrEnum):
+    """What a guard level bounds."""
+
+    shift = "shift"
+    blend = "blend"
+
+
+@command(CrossfitConfig, _SETTINGS)
+def guard_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Output of `urank train`.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="Output of `urank prepare`, or a raw log.")],
+    settings: dict[str, Any],
+    kind: Annotated[
+        GuardKindName,
+        typer.Option(
+            help="**shift**: no item moves more than this many places from its logged rank; **blend**: the ranks of "
+            "both orders are averaged, the level is the model's share."
+        ),
+    ] = GuardKindName.shift,
+    levels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEVEL,…",
+            help="Levels to evaluate, besides the model's own order.",
+            show_default="1,2,3,5 for shift; 0.25,0.5,0.75 for blend",
+        ),
+    ] = None,
+    method: Annotated[
+        MethodName | None, typer.Option(help="How the model ranks, as in `urank rank`.", show_default="the model's own")
+    ] = None,
+    split: SplitName = "test",
+    estimator: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|ratio|self_normalised|direct|doubly_robust",
+            help="As in `urank evaluate`, but without propensities, which cannot evaluate an order that follows the "
+            "logged one. **auto** is ratio.",
+        ),
+    ] = "auto",
+    floor: Floor = 0.01,
+    truth: Truth = None,
+    html: Html = None,
+    columns: LogOptions = LogOptions(),
+    memory: MemoryOption = "4GB",
+    printing: PrintOptions = PrintOptions(),
+) -> None:
+    """Estimate what a model would earn if it had to stay close to the logged order, level by level, for a safe first
+    launch.
+
+    Each level is evaluated beside the logged order and the model's own, with the same click models: its utility, the
+    difference to the logged order with its 95 % interval, how many places items move, and how many lists have another
+    first item. It recommends the smallest level whose gain is clear of 0 and keeps half of the full gain, or reports
+    that there is none. `urank rank --guard` then ranks within that level.
+
+    Example: `urank guard model prepared --html guard.html`
+    """
+    source = columns.source(log)
+    with printing.progress() as report:
+        found = guard_levels(
+            model,
+            source,
+            kind=kind.value,
+            levels=None if levels is None else _levels(levels),
+            method=None if method is None else method.value,
+            split=split,
+            estimator=estimator,
+            floor=floor,
+            truth=truth,
+            config=validate(CrossfitConfig, settings, "the evaluation"),
+            memory=Memory.parse(memory),
+            report=report,
+        )
+    if html is not None:
+        write_guard(found, html)
+    notes = [PLOTS.format(html)] if html is not None else []
+    printing.show(found.to_dict(), lambda console: print_guard(found, console), *notes)
+
+
+def _levels(text: str) -> list[float]:
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--levels takes numbers separated by commas, as 1,2,5; got '{text}'") from None

@@ -1,117 +1,330 @@
-"""The options of commands that can also run on a cluster."""
+"""Options that several commands share, options generated from settings, and printing."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import annotated_types
 import typer
 from pydantic import BaseModel
+from rich.console import Console
 
+from urank.config import deep_merge
 from urank.errors import ConfigError
 from urank.log.columns import ROLES
 from urank.log.dataset import is_prepared
-from urank.log.reader import Log, read
+from urank.progress import Report, bars
 from urank.ray.cluster import Cluster
 
+if TYPE_CHECKING:
+    from urank.log.reader import Log
+
 __all__ = [
-    "Address",
-    "Categorical",
-    "Column",
+    "PLOTS",
     "Cuts",
-    "Drop",
-    "Engine",
-    "EngineName",
+    "EngineOptions",
     "Floor",
+    "Html",
     "Json",
+    "LogOptions",
     "MemoryOption",
+    "MethodName",
     "Overwrite",
+    "PrintOptions",
     "Quiet",
+    "SplitName",
     "Truth",
-    "Workers",
-    "cluster_of",
     "column_option",
+    "command",
     "config_option",
     "json_text",
     "numbers",
-    "open_log",
     "print_json",
-    "refuse_columns",
     "refuse_url",
     "role_columns",
 ]
 
 
+def command(
+    settings: type[BaseModel] | None = None, flags: Mapping[str, str | Sequence[str]] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn a function into a command by expanding its compound parameters into options.
+
+    A parameter annotated with a dataclass becomes one option per field and receives an instance. The parameter
+    `settings`, if present, becomes one option per flag and receives the values given on the command line as a nested
+    dict, to be validated by the settings class.
+
+    Args:
+        settings: Settings class that describes the flags: each takes its help, bounds and default from a field.
+        flags: Flag -> dotted path of the field, or several paths that all receive the value.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[type[Any], list[str]]] = {}
+        paths: dict[str, Sequence[str]] = {}
+        for parameter in inspect.signature(function).parameters.values():
+            hint = hints[parameter.name]
+            if parameter.name == "settings" and settings is not None:
+                for flag, path in (flags or {}).items():
+                    name = flag.removeprefix("--").replace("-", "_")
+                    paths[name] = (path,) if isinstance(path, str) else path
+                    parameters.append(_setting_parameter(name, flag, settings, paths[name][0]))
+            elif is_dataclass(hint) and isinstance(hint, type):
+                groups[parameter.name] = (hint, [field.name for field in fields(hint)])
+                parameters += _group_parameters(hint)
+            else:
+                parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            for name, (group, members) in groups.items():
+                given[name] = group(**{member: given.pop(member) for member in members})
+            if paths:
+                nested: dict[str, Any] = {}
+                for name, targets in paths.items():
+                    value = given.pop(name)
+                    for target in targets if value is not None else ():
+                        nested = deep_merge(nested, _nested(target.split("."), value))
+                given["settings"] = nested
+            function(**given)
+
+        del run.__wrapped__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    return {path[0]: value if len(path) == 1 else _nested(path[1:], value)}
+
+
+def _group_parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name])
+
+
+def _setting_parameter(name: str, flag: str, model: type[BaseModel], path: str) -> inspect.Parameter:
+    """An option that leaves the setting alone unless it is given."""
+    *tables, key = path.split(".")
+    for table in tables:
+        annotation = model.model_fields[table].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)  # noqa: S101, PT018
+        model = annotation
+    field = model.model_fields[key]
+    origin, options = get_origin(field.annotation), get_args(field.annotation)
+    bounds: dict[str, Any] = {}
+    for constraint in field.metadata:
+        if isinstance(constraint, annotated_types.Ge):
+            bounds["min"] = constraint.ge
+        elif isinstance(constraint, annotated_types.Le):
+            bounds["max"] = constraint.le
+    metavar: str | None = None
+    kind: Any = field.annotation
+    if origin is Literal:
+        kind, metavar = str, "|".join(options)
+    elif origin is tuple:  # several names with commas between them
+        kind, metavar = str, "|".join(get_args(options[0])) if get_origin(options[0]) is Literal else None
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "metavar" in extra:
+        metavar = str(extra["metavar"])
+    default = field.get_default(call_default_factory=True)
+    shown = default if not isinstance(extra, dict) else extra.get("shown_default", default)
+    if kind is bool:
+        option = typer.Option(flag, help=_sentence(field.description))
+        hint: Any = Annotated[bool | None, option]
+    else:
+        option = typer.Option(
+            flag, help=_sentence(field.description), metavar=metavar, show_default=str(shown), **bounds
+        )
+        hint = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+def _sentence(description: str | None) -> str:
+    text = f"{(description or '').removesuffix('.')}."
+    return text[0].upper() + text[1:] if text[0].isascii() else text
+
+
+class MethodName(StrEnum):
+    """How a list is ranked."""
+
+    score = "score"
+    match = "match"
+    ctr1 = "ctr1"
+
+
 def column_option(roles: Mapping[str, str], example: str) -> Any:
-    """The option that says which column plays a role; `roles` has the meaning of each."""
+    """Option that maps roles to column names; `roles` has the meaning of each."""
     meanings = "; ".join(f"**{role}**: {meaning}" for role, meaning in roles.items())
-    words = f"Which column plays a role, where its name differs, as `{example}`. May be repeated. {meanings}."
-    return typer.Option("--column", "-c", metavar="ROLE=NAME", help=words)
+    text = f"Column that plays a role under another name, as `{example}`. May be repeated. {meanings}."
+    return typer.Option("--column", "-c", metavar="ROLE=NAME", help=text)
 
 
 _COLUMN = "position=rank"
 
-Column = Annotated[list[str] | None, column_option(ROLES, _COLUMN)]
-Categorical = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A column of numbers that are names (ids, codes). May be repeated."),
-]
-Drop = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A column to leave out. May be repeated.")]
-Cuts = Annotated[
-    int, typer.Option(min=1, max=100, help="Times that the queries are halved to fit the evaluation's own models.")
-]
-Floor = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Least that a logged click probability counts as in a ratio.")
-]
-Truth = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="What `urank simulate` or `urank appstore` wrote: the true utilities beside the estimates.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on standard output, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and print nothing but errors.")]
+PLOTS = "\nThe same with plots: {}"
+
+Cuts = Annotated[int, typer.Option(min=1, max=100, help="Random halvings of the queries, for cross-fitting.")]
+Floor = Annotated[float, typer.Option(min=0.0, max=1.0, help="Lower bound of the logged click probability in a ratio.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON, for machines, on standard output.")]
 MemoryOption = Annotated[
     str,
     typer.Option(
         "--memory",
         metavar="SIZE",
-        help="What the process may take, as 4GB; at least 2GB. How much is held at once follows from it, however large "
-        "the log is.",
+        help="Memory budget of the process, as 4GB; at least 2GB. Buffers and samples are sized to fit it.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+SplitName = Annotated[
+    str,
+    typer.Option(
+        metavar="test|valid|train|all",
+        help="Queries to evaluate on. **test** was not used in training; **all** is for a log that is new to the "
+        "models.",
+    ),
+]
+Truth = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Output of `urank simulate` or `urank appstore`: show the truth as well."),
+]
 
 
-def open_log(
-    source: str, column: Sequence[str] | None, categorical: Sequence[str] | None, drop: Sequence[str] | None
-) -> Log:
-    """Open the log that the shared options describe."""
-    return read(source, columns=role_columns(column, _COLUMN), categorical=categorical or (), drop=drop or ())
+@dataclass(frozen=True)
+class LogOptions:
+    """How the columns of a log are read."""
+
+    column: Annotated[list[str] | None, column_option(ROLES, _COLUMN)] = None
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Numeric column that contains ids or codes. May be repeated."),
+    ] = None
+    drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Column to leave out. May be repeated.")] = None
+
+    def open(self, source: str) -> Log:
+        """Open a raw log."""
+        from urank.log.reader import read  # Polars is slow to load
+
+        columns = role_columns(self.column, _COLUMN)
+        return read(source, columns=columns, categorical=self.categorical or (), drop=self.drop or ())
+
+    def source(self, log: str) -> Log | str:
+        """Open a raw log; return the path of a prepared one, whose columns are already chosen."""
+        if not is_prepared(log):
+            return self.open(log)
+        if self.column or self.categorical or self.drop:
+            raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+        return log
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """What a command prints."""
+
+    json: Json = False
+    quiet: Quiet = False
+
+    @contextmanager
+    def progress(self) -> Iterator[Report]:
+        """Draw progress bars unless the output is for machines."""
+        with bars(quiet=self.quiet or self.json) as report:
+            yield report
+
+    def show(self, document: Any, text: Callable[[Console], None], *notes: str) -> None:
+        """Print a result: the document as JSON, or the text followed by notes."""
+        if self.json:
+            print_json(document)
+        elif not self.quiet:
+            console = Console()
+            text(console)
+            for note in notes:
+                console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+_PANEL = "Where it runs"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class EngineName(StrEnum):
+    """Where the work is done."""
+
+    local = "local"
+    ray = "ray"
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where a command runs."""
+
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="**local**: this process. **ray**: workers of a Ray cluster, or of one that is started on this "
+            "machine (needs `pip install 'urank[ray]'`). Logs may then be at URLs, as `s3://bucket/log`.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = EngineName.local
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Number of workers of the engine ray.", show_default="2", rich_help_panel=_PANEL
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address of a running Ray cluster, as `auto` or `head:6379`.",
+            show_default="a cluster on this machine",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The Ray cluster; None for this process."""
+        if self.engine is EngineName.ray:
+            return Cluster(self.workers or 2, self.address)
+        for flag, given in (("--workers", self.workers), ("--address", self.address)):
+            if given is not None:
+                raise ConfigError(f"{flag} belongs to --engine ray; the engine is local")
+        return None
 
 
 def config_option(
     model: type[BaseModel], key: str, *flags: str, metavar: str | None = None, panel: str = "Options"
 ) -> Any:
-    """An option that carries the description and the default of a configuration's key."""
+    """Option with the description and the default of a settings field."""
     field = model.model_fields[key]
-    text = f"{field.description}."
-    text = text[0].upper() + text[1:] if text[0].isascii() else text
     default = field.default
     if isinstance(default, tuple):  # as `numbers` reads it
         default = ":".join(f"{number:g}" for number in default)
     shown = False if default is None else str(default)
-    return typer.Option(*flags, help=text, show_default=shown, metavar=metavar, rich_help_panel=panel)
+    help_text = _sentence(field.description)
+    return typer.Option(*flags, help=help_text, show_default=shown, metavar=metavar, rich_help_panel=panel)
 
 
 def numbers(flag: str, text: str | None, count: int | None = None) -> tuple[float, ...] | None:
-    """What an option such as LOW:HIGH holds, so many numbers if told; none when it is left out.
+    """Parse an option such as LOW:HIGH; None if it is absent.
 
     >>> numbers("--bids", "0.2:10", 2)
     (0.2, 10.0)
@@ -123,20 +336,12 @@ def numbers(flag: str, text: str | None, count: int | None = None) -> tuple[floa
     except ValueError:
         found = ()
     if not found or (count is not None and len(found) != count):
-        raise ConfigError(f"{flag} takes {count or 'some'} numbers with colons between them; got '{text}'")
+        raise ConfigError(f"{flag} takes {count or 'some'} numbers separated by colons; got '{text}'")
     return found
 
 
-def refuse_columns(
-    log: str, column: Sequence[str] | None, categorical: Sequence[str] | None, drop: Sequence[str] | None
-) -> None:
-    """Refuse to choose columns of a log in which they are chosen already."""
-    if is_prepared(log) and (column or categorical or drop):
-        raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
-
-
 def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
-    """The role and the column of each ROLE=NAME; a refusal shows the example."""
+    """Parse ROLE=NAME entries."""
     columns: dict[str, str] = {}
     for entry in entries or ():
         role, equals, name = entry.partition("=")
@@ -147,60 +352,16 @@ def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value for machines; where the output cannot hold every character, as JSON's own escapes."""
-    typer.echo(json_text(value, narrow="utf" not in (sys.stdout.encoding or "").lower()))
+    """Print a value as JSON, escaping what the output's encoding lacks."""
+    typer.echo(json_text(value, ascii_only="utf" not in (sys.stdout.encoding or "").lower()))
 
 
-def json_text(value: Any, *, narrow: bool = False) -> str:
-    """A value as JSON."""
-    return json.dumps(value, indent=2, ensure_ascii=narrow, allow_nan=False)
-
-
-_PANEL = "Where it runs"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
-class EngineName(StrEnum):
-    """What does the work."""
-
-    local = "local"
-    ray = "ray"
-
-
-Engine = Annotated[
-    EngineName,
-    typer.Option(
-        help="**local**: this process. **ray**: workers of a Ray cluster, or of one that is started on this machine "
-        "(needs `pip install 'urank[scale]'`). Logs may then be at URLs, as `s3://bucket/log`.",
-        rich_help_panel=_PANEL,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Workers of the engine ray.", show_default="2", rich_help_panel=_PANEL),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Of a running Ray cluster, as `auto` or `head:6379`.",
-        show_default="a cluster on this machine",
-        rich_help_panel=_PANEL,
-    ),
-]
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
+    """Format a value as JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def refuse_url(path: Path, flag: str) -> None:
-    """Refuse a URL where a folder of this machine is meant; as a path it would name one called `s3:`."""
+    """Refuse a URL where only a local folder will do; as a path it would name a folder called `s3:`."""
     if _URL.match(str(path)):
-        raise ConfigError(f"{flag} must be a folder of this machine, not a URL; got {path}")
-
-
-def cluster_of(engine: EngineName, workers: int | None, address: str | None) -> Cluster | None:
-    """The cluster that the options name; none for this process."""
-    if engine is EngineName.ray:
-        return Cluster(workers or 2, address)
-    for flag, given in (("--workers", workers), ("--address", address)):
-        if given is not None:
-            raise ConfigError(f"{flag} belongs to --engine ray; the engine is local")
-    return None
+        raise ConfigError(f"{flag} must be a local folder, not a URL; got {path}")

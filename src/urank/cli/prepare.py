@@ -6,39 +6,23 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from urank.cli.options import (
-    Address,
-    Categorical,
-    Column,
-    Drop,
-    Engine,
-    EngineName,
-    Json,
-    MemoryOption,
-    Overwrite,
-    Quiet,
-    Workers,
-    cluster_of,
-    open_log,
-    print_json,
-)
+from urank.cli.options import EngineOptions, LogOptions, MemoryOption, Overwrite, PrintOptions, command
 from urank.log.prepare import prepare
 from urank.memory import Memory
-from urank.progress import bars
 from urank.report.tables import Table, terminal_table
 
 __all__ = ["prepare_command"]
 
 
-class Split(StrEnum):
+class HoldOut(StrEnum):
     """How queries are held out."""
 
     hash = "hash"
     time = "time"
 
 
+@command()
 def prepare_command(
     log: Annotated[
         str,
@@ -48,15 +32,15 @@ def prepare_command(
         ),
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="DIR", help="Where to write the prepared log: a folder, or a URL.")
+        str, typer.Option("--output", "-o", metavar="DIR", help="Where to write the prepared log: a folder or a URL.")
     ],
     split: Annotated[
-        Split,
+        HoldOut,
         typer.Option(
-            help="Hold out queries by the hash of their id (a query keeps its place when data is added), "
+            help="Hold out queries by the hash of their id (a query keeps its split when data is added), "
             "or the newest ones by time."
         ),
-    ] = Split.hash,
+    ] = HoldOut.hash,
     valid: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for validation.")] = 0.1,
     test: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for the test.")] = 0.1,
     positions: Annotated[
@@ -64,20 +48,15 @@ def prepare_command(
         typer.Option(
             min=1,
             metavar="K",
-            help="Only the first K positions were shown: items further down are candidates that nobody saw, which a "
-            "ranker learns to order too.",
+            help="Only the first K positions were shown: items further down are unseen candidates, which a ranker "
+            "learns to order as well.",
         ),
     ] = None,
-    column: Column = None,
-    categorical: Categorical = None,
-    drop: Drop = None,
+    columns: LogOptions = LogOptions(),
     memory: MemoryOption = "4GB",
-    engine: Engine = EngineName.local,
-    workers: Workers = None,
-    address: Address = None,
+    engine: EngineOptions = EngineOptions(),
     overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Turn an impression log into one row per query, split into train, valid and test.
 
@@ -87,38 +66,25 @@ def prepare_command(
 
     Example: `urank prepare log.parquet -o prepared -c position=rank -c click=clicked`
     """
-    limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
-    source = open_log(log, column, categorical, drop)
-    with bars(quiet=quiet or json) as report:
-        asked: dict[str, Any] = {"split": split.value, "valid": valid, "test": test, "positions": positions}
-        asked |= {"overwrite": overwrite, "report": report}
+    limit, cluster = Memory.parse(memory), engine.cluster
+    source = columns.open(log)
+    options: dict[str, Any] = {"split": split.value, "valid": valid, "test": test, "positions": positions}
+    with printing.progress() as report:
+        options |= {"overwrite": overwrite, "report": report}
         if cluster is None:
-            description = prepare(source, output, bucket_bytes=limit.bucket_bytes, **asked)
+            description = prepare(source, output, bucket_bytes=limit.bucket_bytes, **options)
         else:
             from urank.ray.jobs import prepare_on_ray
 
-            description = prepare_on_ray(source, output, cluster, memory=limit, **asked)
-    if json:
-        print_json(description)
-    elif not quiet:
-        rows = [
-            (
-                name,
-                *(f"{each[key]:,}" for key in ("queries", "lists", "shown" if "shown" in each else "rows", "clicks")),
-            )
-            for name, each in description["counts"].items()
-        ]
-        console = Console()
-        console.print(terminal_table(Table(("split", "queries", "lists", "impressions", "clicks"), rows)))
-        kinds = [feature["kind"] for feature in description["features"]]
-        counts = description["counts"].values()
-        unseen = sum(each["rows"] - each.get("shown", each["rows"]) for each in counts)
-        console.print(
-            f"{description['positions']} positions, {kinds.count('numeric')} numeric and "
-            f"{kinds.count('categorical')} categorical features, "
-            f"{f'{unseen:,} candidates that nobody saw, ' if unseen else ''}written to {output}",
-            highlight=False,
-            markup=False,
-            emoji=False,
-            soft_wrap=True,
-        )
+            description = prepare_on_ray(source, output, cluster, memory=limit, **options)
+    counts = description["counts"]
+    columns_shown = ("queries", "lists", "shown" if "shown" in counts["train"] else "rows", "clicks")
+    rows = [(name, *(f"{each[key]:,}" for key in columns_shown)) for name, each in counts.items()]
+    table = Table(("split", "queries", "lists", "impressions", "clicks"), rows)
+    kinds = [feature["kind"] for feature in description["features"]]
+    unseen = sum(each["rows"] - each.get("shown", each["rows"]) for each in counts.values())
+    sentence = (
+        f"{description['positions']} positions, {kinds.count('numeric')} numeric and {kinds.count('categorical')} "
+        f"categorical features, {f'{unseen:,} unseen candidates, ' if unseen else ''}written to {output}"
+    )
+    printing.show(description, lambda console: console.print(terminal_table(table)), sentence)

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
-from urank.cli.options import Categorical, Column, Drop, Json, MemoryOption, Quiet, open_log, print_json, refuse_columns
+from urank.cli.options import LogOptions, MemoryOption, PrintOptions, command
 from urank.errors import ConfigError
-from urank.log.dataset import is_prepared
 from urank.memory import Memory
-from urank.progress import bars
 
 if TYPE_CHECKING:
     from urank.log.dataset import Dataset
@@ -22,16 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["propensity_command"]
 
 MOST_CATEGORIES = 12
-"""Of more, the table has no columns: the mean and the spread are told."""
+"""Above this, the table shows the mean and the spread instead of a column for each category."""
 
 
+@command()
 def propensity_command(
     log: Annotated[str, typer.Argument(metavar="LOG", help="A log, prepared or not.")],
     method: Annotated[
         str,
         typer.Option(
             metavar="randomised|harvest|cpbm|em",
-            help="**randomised**: from lists whose order chance decided; **harvest**: from items that the lists of a "
+            help="**randomised**: from lists in random order; **harvest**: from items that the lists of a "
             "query showed at different positions; **cpbm**: the same, a curve for every context; **em**: relevance "
             "by features, examination by the rest.",
         ),
@@ -44,28 +42,24 @@ def propensity_command(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="For randomised: a curve for each category of items that this column names: `category`, or a "
-            "categorical feature.",
+            help="For randomised: one curve for each value of this column: `category`, or a categorical feature.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save it, for `urank train --propensity FILE`."),
+        typer.Option("--output", "-o", metavar="FILE", help="Save the estimate, for `urank train --propensity FILE`."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
-    column: Column = None,
-    categorical: Categorical = None,
-    drop: Drop = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    columns: LogOptions = LogOptions(),
     memory: MemoryOption = "4GB",
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Estimate examination: how likely an item at each position is looked at, relative to position 1.
 
-    Train teaches, valid stops. One curve with its standard errors where the method tells them. With `--by` one for each
-    category and, for the categories with few clicks, the overall one. For cpbm, whose curve differs by context, and for
-    more than 12 categories: the mean over the items shown in train and the curves below which a tenth and nine tenths
-    lie; JSON has all categories.
+    Train is learned from, valid stops. Prints one curve, with standard errors where the method provides them. With
+    `--by`, one for each category; categories with few clicks use the overall one. For cpbm, whose curve differs by
+    context, and for more than 12 categories: the mean over the items shown in train and the 10 % and 90 % quantiles;
+    JSON has all categories.
 
     Example: `urank propensity prepared --method harvest -o curve.json`
     """
@@ -76,12 +70,10 @@ def propensity_command(
     methods = [name for name in get_args(PropensityMethod) if name != "none"]
     if method not in methods:
         raise ConfigError(f"--method must be one of {', '.join(methods)}; got '{method}'")
-    refuse_columns(log, column, categorical, drop)
-    if output is not None and output.is_dir():  # better refused now than after the fit
+    if output is not None and output.is_dir():  # fail fast: before the fit
         raise ConfigError(f"{output} is a folder; a file name is needed")
-    limit = Memory.parse(memory)
-    source = log if is_prepared(log) else open_log(log, column, categorical, drop)
-    with bars(quiet=quiet or json) as report, prepared(source, memory=limit, report=report) as dataset:
+    source, limit = columns.source(log), Memory.parse(memory)
+    with printing.progress() as report, prepared(source, memory=limit, report=report) as dataset:
         estimate = fit_propensity(
             method,  # type: ignore[arg-type]
             dataset,
@@ -91,49 +83,42 @@ def propensity_command(
             report=report,
         )
         assert estimate is not None  # noqa: S101 - only the method none gives none
-        told = _told(estimate, dataset)
+        curves = _to_dict(estimate, dataset)
     if output is not None:
         save_propensity(estimate, output)
-    if json:
-        print_json(told)
-    elif not quiet:
-        console = Console()
-        console.print(terminal_table(_table(told)))
-        if output is not None:
-            console.print(
-                f"\nThe propensity is in {output}", highlight=False, soft_wrap=True, markup=False, emoji=False
-            )
+    notes = [f"\nThe propensity is in {output}"] if output is not None else []
+    printing.show(curves, lambda console: console.print(terminal_table(_table(curves))), *notes)
 
 
-def _told(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
-    """The curve, or the curves, as JSON has them."""
+def _to_dict(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
+    """Return the curve, or the curves, as a JSON-serialisable dict."""
     from urank.propensity.examination import ExaminationCurve, spread
     from urank.propensity.randomised import ByCategory
 
     if isinstance(estimate, ExaminationCurve):
         return {"method": estimate.name, **_curve(estimate)}
     mean, low, high = spread(estimate, dataset, "train", levels=(0.1, 0.9))
-    told = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
+    found = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
     if isinstance(estimate, ByCategory):
         curves = {category: _curve(curve) for category, curve in estimate.curves.items()}
-        told |= {"column": estimate.column, "overall": _curve(estimate.overall), "categories": curves}
-    return told
+        found |= {"column": estimate.column, "overall": _curve(estimate.overall), "categories": curves}
+    return found
 
 
 def _curve(curve: ExaminationCurve) -> dict[str, Any]:
     return {"examination": curve.values, "error": curve.errors}
 
 
-def _table(told: dict[str, Any]) -> Table:
+def _table(found: dict[str, Any]) -> Table:
     from urank.report.tables import Table, bar
 
-    if 0 < len(told.get("categories", ())) <= MOST_CATEGORIES:
-        curves = [told["overall"]["examination"], *(each["examination"] for each in told["categories"].values())]
+    if 0 < len(found.get("categories", ())) <= MOST_CATEGORIES:
+        curves = [found["overall"]["examination"], *(each["examination"] for each in found["categories"].values())]
         rows = [(str(k), *(f"{v:.3f}" for v in at)) for k, at in enumerate(zip(*curves, strict=True), start=1)]
-        return Table(("position", "overall", *told["categories"]), rows)
-    values = told["examination"]
+        return Table(("position", "overall", *found["categories"]), rows)
+    values = found["examination"]
     names = {"error": "standard error", "p10": "10 %", "p90": "90 %"}
-    more = {head: told[key] for key, head in names.items() if told.get(key) is not None}
+    more = {head: found[key] for key, head in names.items() if found.get(key) is not None}
     rows = [
         (str(k), f"{value:.3f}", *(f"{numbers[k - 1]:.3f}" for numbers in more.values()), bar(value / max(values)))
         for k, value in enumerate(values, start=1)

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import polars as pl
 import pyarrow.parquet as pq
 import typer
-from rich.console import Console
 
 from urank.cli.options import (
-    Address,
-    Engine,
-    EngineName,
-    Json,
+    EngineOptions,
     MemoryOption,
+    MethodName,
     Overwrite,
-    Quiet,
-    Workers,
-    cluster_of,
+    PrintOptions,
     column_option,
-    print_json,
+    command,
     role_columns,
 )
 from urank.errors import ConfigError
 from urank.log.candidates import CANDIDATE_ROLES, IDS
 from urank.log.reader import PARQUET, find_files
 from urank.memory import Memory
-from urank.progress import Report, bars
+from urank.progress import Report
 from urank.ranking.guard import Guard
 from urank.storage import new_file, to_path
 
@@ -46,16 +40,9 @@ ROW_GROUP_BYTES = 32 * 2**20
 _COLUMN = "query_id=search"
 
 
-class MethodName(StrEnum):
-    """How a list is ranked."""
-
-    score = "score"
-    match = "match"
-    ctr1 = "ctr1"
-
-
+@command()
 def rank_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that `urank train` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Output of `urank train`.")],
     candidates: Annotated[
         str,
         typer.Argument(
@@ -72,8 +59,8 @@ def rank_command(
     method: Annotated[
         MethodName | None,
         typer.Option(
-            help="By falling **score**; by the exact **match** of items to positions, the highest expected utility by "
-            "the click model; or **ctr1**, by what each would earn at position 1.",
+            help="By descending **score**; by the exact **match** of items to positions, with the highest expected "
+            "utility under the click model; or by **ctr1**, the expected utility at position 1.",
             show_default="the model's own",
         ),
     ] = None,
@@ -84,26 +71,22 @@ def rank_command(
         str | None,
         typer.Option(
             metavar="shift:N|blend:SHARE",
-            help="Stay close to the current order, which the column position has: no candidate moves more than N "
-            "places, or the ranks of both orders are averaged. `urank guard` says what each level would earn.",
+            help="Stay close to the current order, given by the column position: no candidate moves more than N "
+            "places, or the ranks of both orders are averaged. `urank guard` estimates what each level would earn.",
             show_default="none",
         ),
     ] = None,
     column: Annotated[list[str] | None, column_option(CANDIDATE_ROLES, _COLUMN)] = None,
     memory: MemoryOption = "4GB",
-    engine: Engine = EngineName.local,
-    workers: Workers = None,
-    address: Address = None,
+    engine: EngineOptions = EngineOptions(),
     overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Rank lists of candidates, best first.
 
-    The candidates have a row for each item: which query it is a candidate for, what a click on it is worth, and the
-    features that the model was trained on. Other columns are ignored, so a log can be ranked as it is. The rows of a
-    list must lie together, as they do when sorted by query; with the engine ray they may be in any order. There may be
-    more of them than fit into memory.
+    The candidates have a row for each item: its query, the value of a click on it, and the features that the model was
+    trained on. Other columns are ignored, so a log can be ranked as it is. The rows of a list must be adjacent, as they
+    are when sorted by query; with the engine ray they may be in any order. They need not fit into memory.
 
     The result has the ids and, for each candidate, its `position`, its `score` (when the model has a scorer), the
     probability of a `click` there and the `utility` that is expected of it. A candidate beyond the last position that
@@ -112,15 +95,17 @@ def rank_command(
 
     Example: `urank rank model candidates.parquet -o ranked.parquet --top 10`
     """
+    from urank.model_io import load_model  # torch is slow to load
+
     columns = role_columns(column, _COLUMN)
     bound = None if guard is None else Guard.parse(guard)
-    limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
+    limit, cluster = Memory.parse(memory), engine.cluster
     if cluster is None:
         _check_output(to_path(output), candidates, overwrite=overwrite)
     started = time.monotonic()
-    loaded = _load(model)
+    loaded = load_model(model)
     chosen = loaded.method if method is None else method.value
-    with bars(quiet=quiet or json) as report:
+    with printing.progress() as report:
         if cluster is None:
             required = ("query_id",) if bound is None else ("query_id", "position")
             source = loaded.candidates(candidates, columns=columns, required=required, memory=limit)
@@ -132,20 +117,15 @@ def rank_command(
             asked |= {"memory": limit, "overwrite": overwrite, "report": report}
             counts = rank_on_ray(str(model), candidates, output, cluster, **asked)
     seconds = time.monotonic() - started
-    if json:
-        within = {} if bound is None else {"guard": str(bound)}
-        print_json({**counts, "method": chosen, **within, "seconds": round(seconds, 3), "output": str(output)})
-    elif not quiet:
-        shown = "" if top is None else f" ({counts['kept']:,} kept)"
-        how = chosen if bound is None else f"{chosen}, {bound.name}"
-        Console().print(
-            f"{counts['lists']:,} lists of {counts['candidates']:,} candidates{shown} ranked by {how} in "
-            f"{seconds:.1f} s, written to {output}",
-            highlight=False,
-            markup=False,
-            emoji=False,
-            soft_wrap=True,
-        )
+    within = {} if bound is None else {"guard": str(bound)}
+    document = {**counts, "method": chosen, **within, "seconds": round(seconds, 3), "output": str(output)}
+    kept = "" if top is None else f" ({counts['kept']:,} kept)"
+    how = chosen if bound is None else f"{chosen}, {bound.name}"
+    sentence = (
+        f"{counts['lists']:,} lists of {counts['candidates']:,} candidates{kept} ranked by {how} in {seconds:.1f} s, "
+        f"written to {output}"
+    )
+    printing.show(document, lambda console: None, sentence)
 
 
 def _rank_here(
@@ -157,7 +137,7 @@ def _rank_here(
     guard: Guard | None,
     report: Report,
 ) -> dict[str, int]:
-    """Rank into one file, in this process: how many lists and candidates there were, and how many were kept."""
+    """Rank into one file, in this process; return the numbers of lists, candidates and kept candidates."""
     counts = {"lists": 0, "candidates": 0, "kept": 0}
     with new_file(output) as working, _Writer(working) as writer:
         for some, ranked in model.ranked(source, method=method, top=top, guard=guard):
@@ -166,12 +146,6 @@ def _rank_here(
             counts = {name: count + found[name] for name, count in counts.items()}
             report("ranking", some.done, source.size)
     return counts
-
-
-def _load(folder: Path) -> RankingModel:
-    from urank.model_io import load_model  # torch is slow to load
-
-    return load_model(folder)
 
 
 def _check_output(output: Path, candidates: str, *, overwrite: bool) -> None:
@@ -184,7 +158,7 @@ def _check_output(output: Path, candidates: str, *, overwrite: bool) -> None:
 
 
 class _Writer(AbstractContextManager["_Writer"]):
-    """Writes frames of any size into one Parquet file, a row group whenever there is enough for one."""
+    """Write frames of any size into one Parquet file, in row groups of about `ROW_GROUP_BYTES`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -202,7 +176,7 @@ class _Writer(AbstractContextManager["_Writer"]):
         table = pl.concat(self._waiting).to_arrow()
         self._waiting, self._bytes = [], 0
         if self._file is None:
-            # Hardly two scores are the same: to look for those that are takes twice as long as to write them.
+            # Scores hardly repeat, and a dictionary for them would double the time to write.
             repeated = [name for name in table.column_names if name in IDS or name == "position"]
             self._file = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeated)
         self._file.write_table(table, row_group_size=max(1, table.num_rows))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from urank.errors import DataError
+from urank.evaluation.click_quality import quality, table_error
 from urank.log.dataset import Block, Dataset, drop_unseen
 from urank.log.ragged import at_positions, list_ids
 
-__all__ = ["oracle_predictions", "read_truth", "true_table"]
+if TYPE_CHECKING:
+    from urank.pipeline import ModelFit
+    from urank.report.click_report import FitReport
+
+__all__ = ["oracle_predictions", "read_truth", "review_fit", "true_table"]
 
 
 def read_truth(folder: str | Path) -> pl.DataFrame:
@@ -87,3 +93,31 @@ def oracle_predictions(
         parts.append((log_p, position, block.column("click").astype(np.float32)))
     log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
     return log_p, position, click
+
+
+@dataclass(frozen=True)
+class review_fit:  # noqa: N801 - a function whose truth is read at once and looked up later
+    """Compare the click model of a training with the truth of a simulation; a `Review` of the pipeline.
+
+    Args:
+        folder: Output of `urank simulate` or `urank appstore`.
+    """
+
+    folder: str | Path
+
+    def __post_init__(self) -> None:
+        read_truth(self.folder)  # fail fast: before training
+
+    def __call__(self, measured: FitReport, fit: ModelFit, dataset: Dataset) -> FitReport:
+        known, name = read_truth(self.folder), measured.name
+        qualities = {split: dict(each) for split, each in measured.qualities.items()}
+        figures = table_error(fit.model.clicks.log_ctr(known), _table(known)[:, : dataset.positions])
+        if "test" in qualities:
+            oracle = quality(*oracle_predictions(known, dataset, "test"), positions=dataset.positions)
+            figures["oracle_share"] = oracle.log_loss / qualities["test"][name].log_loss
+            qualities["test"]["oracle"] = oracle
+        return replace(measured, qualities=qualities, truth=figures)
+
+
+def _table(truth: pl.DataFrame) -> NDArray[np.float64]:
+    return np.array(truth["table"].to_list(), dtype=np.float64)

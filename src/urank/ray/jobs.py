@@ -1,4 +1,8 @@
-"""`evaluate` on the workers of a Ray cluster: they train its click models together, and each judges its share."""
+"""Prepare, train, evaluate and rank on the workers of a Ray cluster.
+
+Training and evaluation run on Ray Train: the workers fit the networks together and each evaluates its share of the
+lists. Preparation and ranking run on Ray Data: rows are gathered by query and every group is processed by one task.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +39,8 @@ from urank.log.prepare import (
 from urank.log.reader import PARQUET, Log, find_files
 from urank.log.splits import SPLITS, stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
-from urank.model_io import load_model, save_model
-from urank.pipeline import evaluate, fit_model, named_policies
+from urank.model_io import load_model
+from urank.pipeline import Review, Training, evaluate, fit_and_save, named_policies
 from urank.progress import Report, silent
 from urank.ranking.guard import Guard
 from urank.ranking.positions import Method
@@ -46,14 +49,11 @@ from urank.ranking.settings import UrankConfig
 from urank.ranking.utility import FLOOR
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers
-from urank.report.click_report import FitReport
-from urank.report.fit import fit_report
-from urank.storage import is_remote, new_folder, open_parquet, parquet_writer, to_path
+from urank.storage import absolute, is_remote, new_folder, open_parquet, parquet_writer, to_path
 
 __all__ = [
     "GROUP",
     "PACKED",
-    "Trained",
     "by_group",
     "evaluate_on_ray",
     "model_files",
@@ -343,82 +343,63 @@ def _model(files: Any) -> RankingModel:
     return model_from_files(ray.get(files))
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What a training on a cluster made.
-
-    Attributes:
-        files: the files of the model, by name.
-        judged: how good its click model is.
-        name, method, why: of the model, how it ranks, and how that was chosen.
-        rounds: of every network, by name, as `History` has them.
-    """
-
-    files: dict[str, bytes]
-    judged: FitReport
-    name: str
-    method: str
-    why: str
-    rounds: dict[str, list[dict[str, float]]]
-
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the model into a folder; `urank.load_model` reads it."""
-        with new_folder(folder, marker="manifest.json", overwrite=overwrite) as target:
-            for name, content in self.files.items():
-                (target / name).write_bytes(content)
-
-
 def train_on_ray(
-    data: str | Path,
+    dataset: Dataset,
     config: UrankConfig,
-    cluster: Cluster,
+    output: str | Path,
     *,
+    cluster: Cluster,
     checkpoints: str | Path,
-    memory: Memory = DEFAULT_MEMORY,
-    truth: str | None = None,
     onnx: bool = True,
+    overwrite: bool = False,
+    review: Review | None = None,
     report: Report = silent,
-) -> Trained:
-    """Train a model as `fit_model` does.
+) -> tuple[None, Training]:
+    """Train and save a model as `fit_and_save` does, on the workers of a cluster.
 
     Args:
-        data: a prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
-        config: settings.
-        cluster: where.
-        checkpoints: a folder for the state of every training, from which workers that replace lost ones go on; only
-            the first worker writes and reads it.
-        memory: what each worker may take.
-        truth: what `urank simulate` wrote, to compare with.
-        onnx: write the model as ONNX graphs too.
-        report: told how far it is.
+        dataset: Prepared log that every worker can read: a folder on this machine or a shared disk, or a URL. Its
+            memory budget is that of each worker.
+        config: Settings.
+        output: Folder of the model.
+        cluster: Where to run.
+        checkpoints: Folder for the state of every training, from which replacements of lost workers resume; only the
+            first worker writes and reads it.
+        onnx, overwrite, review: As in `fit_and_save`.
+        report: Progress callback.
     """
     settings = {
-        "data": data,
+        "data": absolute(dataset.folder),
         "config": config.model_dump_json(),
         "checkpoints": checkpoints,
-        "memory": memory.total,
-        "truth": truth,
+        "memory": dataset.memory.total,
         "onnx": onnx,
+        "review": review,
     }
-    trained: Trained = run_on_workers(_fit, settings, cluster, report=report)
-    return trained
+    files, training = run_on_workers(_fit, settings, cluster, report=report)
+    with new_folder(output, marker="manifest.json", overwrite=overwrite) as target:
+        for name, content in files.items():
+            (target / name).write_bytes(content)
+    return None, training
 
 
-def _fit(settings: Mapping[str, Any], report: Report) -> Trained | None:
-    """On each worker."""
+def _fit(settings: Mapping[str, Any], report: Report) -> tuple[dict[str, bytes], Training]:
+    """Fit on one worker; return the files of the model and the summary of its training."""
     dataset = Dataset(settings["data"], memory=Memory(settings["memory"]))
     config = UrankConfig.model_validate_json(settings["config"])
-    fit = fit_model(dataset, config, checkpoints=to_path(settings["checkpoints"]), report=report)
-    if distributed.rank():
-        return None
-    with distributed.single_process(), tempfile.TemporaryDirectory(prefix="urank-") as name:
-        judged = fit_report(fit.clicks, dataset, config.clicks, truth=settings["truth"])
-        report("writing the model", 0, None)
+    with tempfile.TemporaryDirectory(prefix="urank-") as name:
         folder = Path(name) / "model"
-        facts = {"quality": judged.to_dict(), "why": fit.why}
-        save_model(fit.model, config, folder, onnx=settings["onnx"], facts=facts)
-        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    return Trained(files, judged, fit.model.name, fit.model.method, fit.why, fit.rounds)
+        _, training = fit_and_save(
+            dataset,
+            config,
+            folder,
+            checkpoints=to_path(settings["checkpoints"]),
+            onnx=settings["onnx"],
+            review=settings["review"],
+            report=report,
+        )
+        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
+    return files, training
 
 
 def evaluate_on_ray(
