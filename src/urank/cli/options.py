@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import annotated_types
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from urank.config import deep_merge
@@ -74,13 +75,17 @@ def command(
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[type[Any], list[str]]] = {}
         paths: dict[str, Sequence[str]] = {}
+        lists: set[str] = set()
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
             if parameter.name == "settings" and settings is not None:
                 for flag, path in (flags or {}).items():
                     name = flag.removeprefix("--").replace("-", "_")
                     paths[name] = (path,) if isinstance(path, str) else path
-                    parameters.append(_setting_parameter(name, flag, settings, paths[name][0]))
+                    field = _field(settings, paths[name][0])
+                    if get_origin(field.annotation) is tuple:
+                        lists.add(name)
+                    parameters.append(_setting_parameter(name, flag, field))
             elif is_dataclass(hint) and isinstance(hint, type):
                 groups[parameter.name] = (hint, [field.name for field in fields(hint)])
                 parameters += _group_parameters(hint)
@@ -95,6 +100,8 @@ def command(
                 nested: dict[str, Any] = {}
                 for name, targets in paths.items():
                     value = given.pop(name)
+                    if name in lists and value is not None:
+                        value = None if value == "auto" else tuple(part.strip() for part in value.split(","))
                     for target in targets if value is not None else ():
                         nested = deep_merge(nested, _nested(target.split("."), value))
                 given["settings"] = nested
@@ -120,40 +127,31 @@ def _group_parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name])
 
 
-def _setting_parameter(name: str, flag: str, model: type[BaseModel], path: str) -> inspect.Parameter:
-    """An option that leaves the setting alone unless it is given."""
+def _field(model: type[BaseModel], path: str) -> FieldInfo:
     *tables, key = path.split(".")
     for table in tables:
-        annotation = model.model_fields[table].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)  # noqa: S101, PT018
-        model = annotation
-    field = model.model_fields[key]
-    origin, options = get_origin(field.annotation), get_args(field.annotation)
-    bounds: dict[str, Any] = {}
-    for constraint in field.metadata:
-        if isinstance(constraint, annotated_types.Ge):
-            bounds["min"] = constraint.ge
-        elif isinstance(constraint, annotated_types.Le):
-            bounds["max"] = constraint.le
-    metavar: str | None = None
+        model = cast("type[BaseModel]", model.model_fields[table].annotation)
+    return model.model_fields[key]
+
+
+def _setting_parameter(name: str, flag: str, field: FieldInfo) -> inspect.Parameter:
+    """Make an option of a settings field; None leaves the setting alone."""
     kind: Any = field.annotation
-    if origin is Literal:
-        kind, metavar = str, "|".join(options)
-    elif origin is tuple:  # several names with commas between them
-        kind, metavar = str, "|".join(get_args(options[0])) if get_origin(options[0]) is Literal else None
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "metavar" in extra:
-        metavar = str(extra["metavar"])
-    default = field.get_default(call_default_factory=True)
-    shown = default if not isinstance(extra, dict) else extra.get("shown_default", default)
-    if kind is bool:
-        option = typer.Option(flag, help=_sentence(field.description))
-        hint: Any = Annotated[bool | None, option]
-    else:
-        option = typer.Option(
-            flag, help=_sentence(field.description), metavar=metavar, show_default=str(shown), **bounds
-        )
-        hint = Annotated[kind | None, option]
+    metavar: str | None = None
+    shown = str(field.get_default(call_default_factory=True))
+    if get_origin(kind) is Literal:
+        kind, metavar = str, "|".join(get_args(kind))
+    elif get_origin(kind) is tuple:  # several names separated by commas; auto is the default
+        kind, metavar, shown = str, "|".join(("auto", *get_args(get_args(kind)[0]))), "auto"
+    options: dict[str, Any] = {"help": _sentence(field.description)}
+    if kind is not bool:
+        options |= {"metavar": metavar, "show_default": shown}
+        for constraint in field.metadata:
+            if isinstance(constraint, annotated_types.Ge):
+                options["min"] = constraint.ge
+            elif isinstance(constraint, annotated_types.Le):
+                options["max"] = constraint.le
+    hint = Annotated[kind | None, typer.Option(flag, **options)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
 

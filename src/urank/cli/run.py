@@ -46,9 +46,9 @@ def run_command(
     checked = validate(UrankConfig, settings, "the model")
     arguments: dict[str, Any] = {"valid": valid, "test": test, "overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
-        from urank.lab.truth import compare_evaluation, review_fit
+        from urank.lab.truth import review_fit
 
-        arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
+        arguments |= {"review": review_fit(truth)}
     with printing.progress() as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)
 

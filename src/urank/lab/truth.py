@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from urank.log.dataset import Block, Dataset, drop_unseen
 from urank.log.ragged import at_positions, list_ids
 
 if TYPE_CHECKING:
-    from urank.pipeline import ModelFit
+    from urank.pipeline import ModelFit, Review
     from urank.report.click_report import FitReport
 
 __all__ = ["oracle_predictions", "read_truth", "review_fit", "true_table"]
@@ -95,29 +95,22 @@ def oracle_predictions(
     return log_p, position, click
 
 
-@dataclass(frozen=True)
-class review_fit:  # noqa: N801 - a function whose truth is read at once and looked up later
-    """Compare the click model of a training with the truth of a simulation; a `Review` of the pipeline.
+def review_fit(folder: str | Path) -> Review:
+    """Compare the click model of a training with the truth of a simulation.
 
     Args:
         folder: Output of `urank simulate` or `urank appstore`.
     """
+    known = read_truth(folder)
 
-    folder: str | Path
-
-    def __post_init__(self) -> None:
-        read_truth(self.folder)  # fail fast: before training
-
-    def __call__(self, measured: FitReport, fit: ModelFit, dataset: Dataset) -> FitReport:
-        known, name = read_truth(self.folder), measured.name
+    def review(measured: FitReport, fit: ModelFit, dataset: Dataset) -> FitReport:
         qualities = {split: dict(each) for split, each in measured.qualities.items()}
-        figures = table_error(fit.model.clicks.log_ctr(known), _table(known)[:, : dataset.positions])
+        table = np.array(known["table"].to_list(), dtype=np.float64)[:, : dataset.positions]
+        figures = table_error(fit.model.clicks.log_ctr(known), table)
         if "test" in qualities:
             oracle = quality(*oracle_predictions(known, dataset, "test"), positions=dataset.positions)
-            figures["oracle_share"] = oracle.log_loss / qualities["test"][name].log_loss
+            figures["oracle_share"] = oracle.log_loss / qualities["test"][measured.name].log_loss
             qualities["test"]["oracle"] = oracle
         return replace(measured, qualities=qualities, truth=figures)
 
-
-def _table(truth: pl.DataFrame) -> NDArray[np.float64]:
-    return np.array(truth["table"].to_list(), dtype=np.float64)
+    return review
