@@ -111,7 +111,7 @@ def test_configuration_file_and_flags(simulated: Path, tmp_path: Path) -> None:
         (("--queries", 0), "queries in the simulation: input should be greater than or equal to 1; got 0"),
         (("--randomise", "swap"), "--randomise takes KIND:SHARE, as swap:0.1; got 'swap'"),
         (("--randomise", "tumble:0.1"), "randomise in the simulation: input should be 'none', 'swap'"),
-        (("--values", "1-10"), "--values takes 2 numbers with colons between them; got '1-10'"),
+        (("--values", "1-10"), "--values takes 2 numbers separated by colons; got '1-10'"),
         (("--traffic", "0.5:0.6"), "traffic must hold shares above 0 that sum to 1"),
         (("--user", "robot"), "user in the simulation: input should be 'item'"),
         (("--values", "0:1e300"), "values must fit 32-bit numbers, so be below 3.4e38; got (0.0, 1e+300)"),

@@ -122,7 +122,7 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
         (("MODEL", "CHEAP"), ("--estimator", "ips"), "estimator ips needs the column propensity"),
         (("MODEL", "LOG"), ("--memory", "lots"), "memory must be a number with one of MB, GB, TB"),
         (("MODEL", "LOG"), ("--address", "auto"), "--address belongs to --engine ray; the engine is local"),
-        (("MODEL", "CHEAP"), ("--engine", "ray"), "the engine ray evaluates by a prepared log; run urank prepare"),
+        (("MODEL", "CHEAP"), ("--engine", "ray"), "the engine ray evaluates on a prepared log; run urank prepare"),
     ],
 )
 def test_refusals(

@@ -49,7 +49,7 @@ def test_onnx(saved: Path, tmp_path: Path, urank: Callable[..., Any]) -> None:
     assert result.exit_code == 0, result.exception
     written, gives = result.stdout.splitlines()
     assert written == f"trees on gbdt written to {tmp_path / 'out'}: urank.onnx, inputs.json, README.md"
-    assert gives.startswith("The graph gives score, log_ctr, ctr1; it differs from the model by ")
+    assert gives.startswith("The graph outputs score, log_ctr, ctr1; it differs from the model by ")
     content = json.loads((tmp_path / "out" / "inputs.json").read_text())
     assert content["model"]["trained_by"] == f"urank {content['urank']}"
     result = urank(saved, "--onnx", tmp_path / "one.onnx", "--json")
@@ -76,7 +76,7 @@ def test_a_model_that_ranks_by_match(tmp_path: Path, urank: Callable[..., Any]) 
     save_model(build(ALONE), UrankConfig(ranker="none"), tmp_path / "model", onnx=False)
     result = urank(tmp_path / "model", "--onnx", tmp_path / "out")
     assert "The model itself ranks by match, which needs whole lists" in result.stdout
-    assert "The graph gives log_ctr, ctr1" in result.stdout
+    assert "The graph outputs log_ctr, ctr1" in result.stdout
 
 
 def test_what_is_refused(saved: Path, tmp_path: Path, urank: Callable[..., Any]) -> None:

@@ -80,7 +80,7 @@ def some_candidates(lists: int = 40, seed: int = 0) -> pl.DataFrame:
 def model(monkeypatch: pytest.MonkeyPatch) -> RankingModel:
     """What every folder holds in these tests."""
     made = RankingModel(click_model(), ByPrice(), "match")
-    monkeypatch.setattr(module, "_load", lambda folder: made)
+    monkeypatch.setattr("urank.model_io.load_model", lambda folder: made)
     return made
 
 
@@ -383,7 +383,7 @@ def test_flags_that_are_refused(tmp_path: Path, model: RankingModel, urank: Call
 def test_a_method_that_the_model_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urank: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(module, "_load", lambda folder: RankingModel(click_model()))
+    monkeypatch.setattr("urank.model_io.load_model", lambda folder: RankingModel(click_model()))
     some_candidates().write_parquet(tmp_path / "c.parquet")
     result = urank("model", tmp_path / "c.parquet", "-o", tmp_path / "r.parquet", "--method", "score")
     assert refused(result) == "this model ranks by match, ctr1; got 'score'"

@@ -89,8 +89,9 @@ def train_command(
 
     Example: `urank train prepared -o model --click-model monotone --ensemble 3`
     """
-    given = deep_merge(read_toml(config) if config is not None else {}, settings)
-    checked = validate(UrankConfig, given, str(config) if config is not None else "the model")
+    file = {} if config is None else read_toml(config)
+    validate(UrankConfig, file, str(config))
+    checked = validate(UrankConfig, deep_merge(file, settings), "the model")
     limit, cluster = Memory.parse(memory), engine.cluster
     refuse_url(output, "--output")
     arguments: dict[str, Any] = {}

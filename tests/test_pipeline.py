@@ -289,5 +289,5 @@ def test_evaluate_stays_a_function() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(urank, name) for name in urank.__all__)
-    with pytest.raises(AttributeError, match="urank has no attribute 'magic'"):
+    with pytest.raises(AttributeError, match="'urank' has no attribute 'magic'"):
         urank.magic  # noqa: B018
