@@ -427,11 +427,12 @@ def fit_and_save(
         report: Progress callback.
     """
     fit = fit_model(dataset, config, checkpoints=checkpoints, report=report)
+    first = distributed.rank() == 0
     with distributed.single_process():
         measured = click_model_quality(fit.clicks, dataset, config.clicks)
         if review is not None:
             measured = review(measured, fit, dataset)
-        if not distributed.rank():
+        if first:
             report("writing the model", 0, None)
             facts = {"quality": measured.to_dict(), "why": fit.why}
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from urank.cli.options import EngineName, cluster_of
+from urank.cli.options import EngineName, EngineOptions
 from urank.errors import ConfigError
 from urank.ray.cluster import Cluster, connected
 
@@ -19,7 +19,7 @@ def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyP
         return None if name == "ray" else found(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_ray)
-    with pytest.raises(ConfigError, match=r"pip install 'urank\[scale\]'"), connected(Cluster()):
+    with pytest.raises(ConfigError, match=r"pip install 'urank\[ray\]'"), connected(Cluster()):
         pass
 
 
@@ -29,10 +29,9 @@ def test_workers_are_counted_from_one() -> None:
 
 
 def test_options_of_a_cluster_need_its_engine() -> None:
-    assert cluster_of(EngineName.local, None, None) is None
-    assert cluster_of(EngineName.ray, 3, "auto") == Cluster(3, "auto")
-    assert cluster_of(EngineName.ray, None, None) == Cluster(2)
-    with pytest.raises(ConfigError, match="--workers belongs to --engine ray"):
-        cluster_of(EngineName.local, 2, None)
-    with pytest.raises(ConfigError, match="--address belongs to --engine ray"):
-        cluster_of(EngineName.local, None, "auto")
+    assert EngineOptions().cluster is None
+    assert EngineOptions(EngineName.ray, 3, "auto").cluster == Cluster(3, "auto")
+    assert EngineOptions(EngineName.ray).cluster == Cluster(2)
+    for options, flag in (((2, None), "--workers"), ((None, "auto"), "--address")):
+        with pytest.raises(ConfigError, match=f"{flag} belongs to --engine ray"):
+            _ = EngineOptions(EngineName.local, *options).cluster

@@ -35,13 +35,12 @@ def best(rounds: list[dict[str, float]]) -> float:
 
 def test_the_held_out_losses_are_those_of_one_process(larger: Small, cluster: Cluster, tmp_path: Path) -> None:
     here = fit_model(larger.dataset, CONFIG).rounds
-    folder = str(larger.dataset.folder)
-    trained = train_on_ray(folder, CONFIG, cluster, checkpoints=str(tmp_path / "state"), onnx=False)
+    options = {"cluster": cluster, "checkpoints": tmp_path / "state", "onnx": False}
+    _, trained = train_on_ray(larger.dataset, CONFIG, tmp_path / "model", **options)
     assert trained.rounds.keys() == here.keys()
     for name, rounds in trained.rounds.items():
         assert [each["rows"] for each in rounds] == [each["rows"] for each in here[name]]
         assert best(rounds) == pytest.approx(best(here[name]), rel=0.005), name
-    trained.save(tmp_path / "model")
     model = urank.load_model(tmp_path / "model")
     assert model.method == "score"
     candidates = larger.simulation.candidates.head(50)
@@ -69,10 +68,11 @@ class Killer(threading.Thread):
 
 def test_a_killed_worker_does_not_end_the_training(larger: Small, cluster: Cluster, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    folder = str(larger.dataset.folder)
     killer = Killer(state)
     killer.start()
-    trained = train_on_ray(folder, CONFIG, cluster, checkpoints=str(state), onnx=False)
+    _, trained = train_on_ray(
+        larger.dataset, CONFIG, tmp_path / "model", cluster=cluster, checkpoints=state, onnx=False
+    )
     killer.join()
     assert killer.killed == 1
     here = fit_model(larger.dataset, CONFIG).rounds
@@ -81,6 +81,7 @@ def test_a_killed_worker_does_not_end_the_training(larger: Small, cluster: Clust
         assert best(rounds) == pytest.approx(best(here[name]), rel=0.005), name
 
 
-def test_what_a_worker_refuses_is_told_once(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder that urank prepare wrote"):
-        train_on_ray(str(tmp_path / "none"), CONFIG, cluster, checkpoints=str(tmp_path / "state"))
+def test_what_a_worker_refuses_is_raised_once(larger: Small, cluster: Cluster, tmp_path: Path) -> None:
+    config = validate(UrankConfig, {"ranker": "ranksvm", "baseline": {"propensity": str(tmp_path / "none.json")}})
+    with pytest.raises(DataError, match=r"none\.json"):
+        train_on_ray(larger.dataset, config, tmp_path / "model", cluster=cluster, checkpoints=tmp_path / "state")

@@ -1,4 +1,4 @@
-"""A connection to Ray: a cluster that runs already, or one on this machine for as long as it is needed."""
+"""Connections to Ray: to a running cluster, or to one started on this machine while it is needed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from urank.errors import ConfigError
 __all__ = ["Cluster", "connected"]
 
 _QUIET = {
-    "OMP_NUM_THREADS": "1",  # a worker has one core; more threads than cores only wait for each other
+    "OMP_NUM_THREADS": "1",  # one core per worker; more threads would only wait for each other
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where work is done.
+    """A Ray cluster.
 
     Attributes:
-        workers: how many processes learn together, or how many tasks run at once.
-        address: of a running cluster, as `auto` or `head:6379`; none for one on this machine.
-        failures: how often lost workers are replaced before a job is given up.
+        workers: Number of processes that train together, or of tasks that run at once.
+        address: Address of a running cluster, as `auto` or `head:6379`; None to start one on this machine.
+        failures: How often lost workers are replaced before a job fails.
     """
 
     workers: int = 2
@@ -40,12 +40,12 @@ class Cluster:
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """Within this block Ray can be used; one that was started for it is stopped at its end."""
+    """Connect to Ray for a block; a cluster that was started for it is stopped at the end."""
     for module in ("ray", "upath"):
         if importlib.util.find_spec(module) is None:
-            raise ConfigError("the engine ray needs packages that are not installed; run pip install 'urank[scale]'")
+            raise ConfigError("the engine ray needs packages that are not installed; run pip install 'urank[ray]'")
     import ray.data
-    import ray.train  # loaded now, since they set their own levels when they are
+    import ray.train  # imported here because importing them resets log levels
 
     import ray  # slow to load, and optional
 

@@ -66,8 +66,8 @@ __all__ = [
 
 
 def model_files(folder: str | Path) -> dict[str, bytes]:
-    """The files of a model, by name."""
-    load_model(folder)  # better refused here than by every worker
+    """Read the files of a model, by name."""
+    load_model(folder)  # fail fast: before it is sent to every worker
     try:
         return {path.name: path.read_bytes() for path in sorted(to_path(folder).iterdir()) if path.is_file()}
     except OSError as error:
@@ -75,7 +75,7 @@ def model_files(folder: str | Path) -> dict[str, bytes]:
 
 
 def model_from_files(files: Mapping[str, bytes]) -> RankingModel:
-    """The model again."""
+    """Load a model from its files."""
     with tempfile.TemporaryDirectory(prefix="urank-model-") as name:
         for file, content in files.items():
             (Path(name) / file).write_bytes(content)
@@ -83,10 +83,10 @@ def model_from_files(files: Mapping[str, bytes]) -> RankingModel:
 
 
 GROUP = "__group"
-"""The column that says which rows belong together."""
+"""Column with the group of a row."""
 
 PACKED = 4
-"""Rows in memory take about so many times what they take in Parquet files."""
+"""Ratio of the size of rows in memory to that in Parquet files, roughly."""
 
 _REFUSAL = re.compile(r"urank\.errors\.(ConfigError|DataError): (.+)")
 
@@ -99,22 +99,22 @@ def by_group(
     workers: int,
     settings: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Read sources in tasks of their own, gather the rows of each group, and work on each group in a task.
+    """Read each source in a task, gather the rows of each group, and process each group in a task.
 
     Args:
-        read: gives the tables of some sources, each row with its `GROUP`; called as `read({"source": …}, **settings)`.
-        work: takes the rows of one group, as `work(table, **settings)`. It may be called again after the loss of a
-            worker, so what it writes must have the same name each time.
-        sources: what `read` is given, one at a time.
-        groups: how many groups there are at most.
-        workers: how many tasks of a kind run at once.
-        settings: for both.
+        read: Yields the tables of some sources, each row with its `GROUP`; called as `read({"source": …}, **settings)`.
+        work: Processes the rows of one group, as `work(table, **settings)`. It may be called again after the loss of a
+            worker, so the files it writes must have the same names each time.
+        sources: Arguments of `read`, one at a time.
+        groups: Largest number of groups.
+        workers: How many tasks of a kind run at once.
+        settings: Keyword arguments of both.
 
     Yields:
-        the rows of what `work` gave, as dictionaries.
+        The rows of the results of `work`, as dicts.
 
     Raises:
-        UrankError: what a task refused.
+        UrankError: If a task refuses.
     """
     import ray
 
@@ -131,7 +131,7 @@ def by_group(
 
 
 def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
-    """Refuse an output of which workers wrote parts where this process cannot see them."""
+    """Refuse an output folder that is not shared by all machines, so that parts of it are missing here."""
     absent = next((name for name in names if not (target / name).is_file()), None)
     if absent is not None:
         raise ConfigError(
@@ -140,7 +140,7 @@ def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """The refusal that a task of Ray met with, if it was one; otherwise the error as it is."""
+    """Find the refusal behind an error of Ray; return the error itself if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UrankError):
@@ -170,17 +170,16 @@ def prepare_on_ray(
 ) -> dict[str, Any]:
     """Write the prepared dataset, as `urank.prepare` does, and return its `schema.json` as a dictionary.
 
-    The lists are those that `urank.prepare` writes, in other files: one or more for each bucket of queries. What is
-    given to Ray to be passed on between tasks is the log itself, so the object store, or the disk it spills to, must
-    have room for it.
+    The lists are those of `urank.prepare`, in other files: one or more for each bucket of queries. The log itself is
+    passed between tasks, so the object store, or the disk it spills to, must have room for it.
 
     Args:
-        log: what `urank.read` opened; files that every worker can read.
-        folder: where to write, which every worker can reach; at a URL it counts as written when `schema.json` is there.
-        cluster: where.
-        split, valid, test, positions, overwrite: as in `urank.prepare`.
-        memory: what each task may take.
-        report: told how far it is.
+        log: A log opened by `urank.read`, in files that every worker can read.
+        folder: Where to write, reachable by every worker; at a URL it is complete when `schema.json` exists.
+        cluster: Where to run.
+        split, valid, test, positions, overwrite: As in `urank.prepare`.
+        memory: Memory budget of each task.
+        report: Progress callback.
     """
     last = validate_arguments(log, folder, split, valid, test, positions)
     rows = max(1, memory.bucket_bytes // log.row_bytes)
@@ -213,7 +212,7 @@ def prepare_on_ray(
 
 
 def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **_: Any) -> Iterator[pa.Table]:
-    """The rows of some files, each with the bucket that its query belongs to."""
+    """Yield the rows of some files, each with the bucket of its query."""
     for frame, _done in log.batches(only=[int(number) for number in batch["source"]]):
         if last is not None:
             refuse_clicks_beyond(log, frame, last)
@@ -223,13 +222,13 @@ def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **
 
 
 def _times(table: pa.Table, **_: Any) -> pa.Table:
-    """The latest time of each query of a bucket."""
+    """Compute the latest time of each query of a bucket."""
     latest = pl.DataFrame(pl.from_arrow(table)).group_by(QUERY).agg(pl.col("timestamp").max())
     return latest.select(query=pl.col(QUERY).implode(), latest=pl.col("timestamp").implode()).to_arrow()
 
 
 def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Assign, **_: Any) -> pa.Table:
-    """Sort a bucket into lists and write those of each split; a task that is run again writes the same files."""
+    """Sort a bucket into lists and write those of each split; a repeated task writes the same files."""
     frame = pl.DataFrame(pl.from_arrow(table))
     prefix = f"part-{int(frame[GROUP][0]):05d}-"
     summary = Summary(log.schema, last)
@@ -262,22 +261,22 @@ def rank_on_ray(
     """Rank candidates, in Parquet files in any order, into a folder of Parquet files.
 
     Args:
-        model: the folder of a model.
+        model: Folder of the model.
         candidates: Parquet files that every worker can read: a file, a folder, a glob, or a URL.
-        output: the folder to write, which appears when all is done; at a URL it is there when its `ranked.json` is,
-            which says how many lists and candidates there are.
-        cluster: where.
-        method, top, guard, columns: as in `RankingModel.rank`.
-        memory: what each task may take.
-        overwrite: replace the folder if it exists.
-        report: told how far it is.
+        output: Folder to write; it appears when everything is done. At a URL it is complete when `ranked.json`, with
+            the numbers of lists and candidates, exists.
+        cluster: Where to run.
+        method, top, guard, columns: As in `RankingModel.rank`.
+        memory: Memory budget of each task.
+        overwrite: Replace the folder if it exists.
+        report: Progress callback.
 
     Returns:
-        the numbers of `lists`, of `candidates` and of those that were `kept`.
+        The numbers of `lists`, `candidates` and `kept` candidates.
     """
     paths = find_files(candidates)
     if not all(path.name.endswith(PARQUET) for path in paths):
-        raise ConfigError(f"the engine ray ranks Parquet files; {candidates} holds others")
+        raise ConfigError(f"the engine ray ranks Parquet files; {candidates} contains others")
     names = dict(columns or {})
     ids = [names.get(role, role) for role in ("query_id", "session_id")]
     size = sum(path.stat().st_size for path in paths)
@@ -293,7 +292,7 @@ def rank_on_ray(
         counts = {"lists": 0, "candidates": 0, "kept": 0}
         report("ranking", 0, parts)
         rows = by_group(
-            _read_rank, _ranked, range(len(sources)), parts, cluster.workers, settings | {"sources": sources}
+            _read_candidates, _ranked, range(len(sources)), parts, cluster.workers, settings | {"sources": sources}
         )
         for done, row in enumerate(rows, start=1):
             written.append(row["file"])
@@ -306,10 +305,10 @@ def rank_on_ray(
     return counts
 
 
-def _read_rank(
+def _read_candidates(
     batch: Mapping[str, Any], sources: Sequence[Path], ids: list[str], parts: int, **_: Any
 ) -> Iterator[pa.Table]:
-    """The rows of some files, each with the part that its query belongs to."""
+    """Yield the rows of some files, each with the part of its query."""
     for source in (sources[int(number)] for number in batch["source"]):
         with open_parquet(source) as file:
             if ids[0] not in file.schema_arrow.names:
@@ -322,7 +321,7 @@ def _read_rank(
 
 
 def _ranked(table: pa.Table, model: Any, rank: Mapping[str, Any], ids: list[str], target: Path, **_: Any) -> pa.Table:
-    """Rank the lists of a part and write them; a task that is run again writes the same file."""
+    """Rank the lists of a part and write them; a repeated task writes the same file."""
     number = table[GROUP][0].as_py()
     present = [name for name in ids if name in table.column_names]
     frame = pl.DataFrame(pl.from_arrow(table.drop_columns([GROUP]))).sort(present, maintain_order=True)
@@ -337,7 +336,7 @@ def _ranked(table: pa.Table, model: Any, rank: Mapping[str, Any], ids: list[str]
 
 @lru_cache(maxsize=1)
 def _model(files: Any) -> RankingModel:
-    """The model, once in every process of Ray."""
+    """Load the model once per Ray process."""
     import ray
 
     return model_from_files(ray.get(files))
@@ -410,19 +409,18 @@ def evaluate_on_ray(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> Evaluation:
-    """What models would earn, as `urank.evaluate` says it.
+    """Estimate what models would earn, as `urank.evaluate` does.
 
     Args:
-        models: folders of models.
-        data: a prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
-        cluster: where.
-        split, estimator, floor, truth, config, report: as in `urank.evaluate`.
-        memory: what each worker may take.
+        models: Folders of models.
+        data: Prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
+        cluster: Where to run.
+        split, estimator, floor, config, report: As in `urank.evaluate`.
+        memory: Memory budget of each worker.
     """
     settings = {
         "models": [(name, model_files(name)) for name in models],
@@ -431,7 +429,6 @@ def evaluate_on_ray(
         "split": split,
         "estimator": estimator,
         "floor": floor,
-        "truth": truth,
         "config": config.model_dump_json() if config is not None else None,
     }
     found: Evaluation = run_on_workers(_judge, settings, cluster, report=report)
@@ -439,7 +436,7 @@ def evaluate_on_ray(
 
 
 def _judge(settings: Mapping[str, Any], report: Report) -> Evaluation | None:
-    """On each worker."""
+    """Evaluate on one worker."""
     config = settings["config"]
     names = [name for name, _ in settings["models"]]
     models = [model_from_files(files) for _, files in settings["models"]]
@@ -449,7 +446,6 @@ def _judge(settings: Mapping[str, Any], report: Report) -> Evaluation | None:
         split=settings["split"],
         estimator=settings["estimator"],
         floor=settings["floor"],
-        truth=settings["truth"],
         config=CrossfitConfig.model_validate_json(config) if config is not None else None,
         report=report,
     )
