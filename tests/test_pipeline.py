@@ -270,19 +270,11 @@ def test_a_log_without_features_is_refused(tiny: Small) -> None:
 # Names
 
 
-def test_evaluate_stays_a_function() -> None:
-    """In a fresh process, before and after the package of the same name is loaded."""
+def test_importing_urank_is_cheap() -> None:
     script = (
         "import sys, urank\n"
-        "assert 'torch' not in sys.modules\n"
-        "first = urank.evaluate\n"
-        "assert callable(first)\n"
-        "from urank.evaluation.policy_evaluation import Evaluation\n"
-        "import urank.evaluation.intervals\n"
-        "assert urank.evaluate is first\n"
-        "assert callable(urank.evaluate)\n"
-        "from urank import URank, evaluate, load_model\n"
-        "assert evaluate is first\n"
+        "assert not {'torch', 'polars', 'pyarrow', 'scipy'} & set(sys.modules)\n"
+        "assert set(dir(urank)) == set(urank.__all__)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
