@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test`. A second run reinstalls nothing.
+# Start with `make demo` and `make test`. Nothing is reinstalled on later runs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ DEMO := build/demo
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow lint pictures house bench clean
 
-help:  ## say what each target does
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -20,27 +20,27 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-install: $(VENV)/.installed  ## create .venv and install urank into it
+install: $(VENV)/.installed  ## create .venv and install urank in it
 
-demo: $(VENV)/.installed  ## simulate a log, inspect, prepare, train, evaluate; ends with one HTML report
+demo: $(VENV)/.installed  ## simulate a log, inspect, prepare, train and evaluate it; ends with an HTML report
 	@rm -rf $(DEMO)
 	$(BIN)/urank simulate -o $(DEMO)/simulation --queries 3000 --test 0.2 --seed 1
 	$(BIN)/urank run $(DEMO)/simulation/log.parquet -o $(DEMO)/job --drop relevance --drop propensity --click-model monotone --test 0.2 --truth $(DEMO)/simulation
-	@echo "Look at $(DEMO)/job/report.html"
+	@echo "Open $(DEMO)/job/report.html"
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter
+lint: $(VENV)/.installed-dev  ## run ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint  ## lint, then the fast tests and every doctest: what to run before a commit
+test: lint  ## lint, then run the fast tests and all doctests; run before every commit
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
-test-slow: $(VENV)/.installed-dev  ## the slow tests: Ray, crashes, statistics, browsers, the paper's experiments
+test-slow: $(VENV)/.installed-dev  ## run the slow tests: Ray, crashes, statistics, browsers, the paper's experiments
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m slow tests
 
-pictures: demo  ## draw the pictures of the README again
+pictures: demo  ## redraw the README's pictures
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
 
 house: $(VENV)/.installed  ## measure the state of the code: size, names, repetition, modules on each path, start-up
@@ -69,6 +69,6 @@ bench: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure speed, memory an
 	$(BIN)/python -m benchmarks serve
 	$(BIN)/python -m benchmarks docs
 
-clean:  ## remove everything that make created
+clean:  ## remove everything that make creates
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
