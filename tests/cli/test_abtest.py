@@ -13,6 +13,7 @@ import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from benchmarks.ab_visits import impressions_of, simulate_visits
 from pages import Page
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import read_exposures
@@ -21,7 +22,6 @@ from urank.cli import app
 from urank.cli.abtest import abtest_app
 from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig
 from urank.lab.market import MarketConfig
-from urank.lab.visits import impressions_of, simulate_visits
 
 START = "2020-05-09"
 QUICK = "[{name}.training]\nepochs = 1\n"

@@ -17,6 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.ab_visits import simulate_visits
 from pages import Page
 from urank.abtest.always_valid import Look
 from urank.abtest.analysis import Analysis, ArmTotals, Cuped, DayEffect, Result, SampleRatio, SplitCheck, analyse
@@ -24,7 +25,6 @@ from urank.abtest.effects import Effect, Estimate
 from urank.abtest.metrics import METRICS
 from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig, AbTestRun, JudgedTest, Learned
 from urank.lab.live_test_report import print_judged, write_judged
-from urank.lab.visits import simulate_visits
 from urank.report.abtest_report import (
     arm_table,
     check_table,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from benchmarks.ab_visits import simulate_visits
 from pages import Page
 from urank.abtest.planning import plan
-from urank.lab.visits import simulate_visits
 from urank.report.abtest_report import plan_plot, plan_table, print_plans, write_plans
 from urank.report.style import svg
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.ab_visits import simulate_visits
 from urank.abtest.analysis import Result, analyse
-from urank.lab.visits import simulate_visits
 
 TESTS, USERS, BEFORE, DAYS = 300, 1500, 5, 8
 METRICS = ("ctr", "cvr", "revenue")
