@@ -83,7 +83,7 @@ def run_command(
     from urank.ranking.settings import UrankConfig
     from urank.report.evaluation_report import print_evaluation
     from urank.report.fit import fit_report
-    from urank.report.run_report import write_job
+    from urank.report.run_report import write_run
 
     checked = validate(UrankConfig, settings, "the model")
     if truth is not None:
@@ -107,7 +107,7 @@ def run_command(
         curves = click_curves_of(fit.clicks.model, source, by=by) if by in source.schema.roles else None
         told = {"model": fit.model.name, "method": fit.model.method, "why": fit.why, **found.to_dict()}
         (folder / "evaluation.json").write_text(json_text(told) + "\n", encoding="utf-8")
-        write_job(
+        write_run(
             folder / "report.html",
             inspection=inspection,
             fit=judged,
