@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from benchmarks.ab_visits import simulate_visits
 from urank.abtest.analysis import Result, analyse
 
+pytestmark = pytest.mark.slow
+
 TESTS, USERS, BEFORE, DAYS = 300, 1500, 5, 8
 METRICS = ("ctr", "cvr", "revenue")
 
