@@ -21,10 +21,10 @@ import polars as pl
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.ab_visits import impressions_of, simulate_visits
 from benchmarks.harness import Bar, median_seconds
 from urank.abtest.analysis import Result, analyse
 from urank.abtest.exposures import Exposures, read_exposures
-from urank.lab.visits import impressions_of, simulate_visits
 
 BEFORE, DAYS = 7, 14
 USERS = 4_000

@@ -61,7 +61,7 @@ from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
-from urank.report.run_report import write_job as write_run
+from urank.report.run_report import write_run
 from urank.storage import is_path, new_folder, refuse_taken, remove_folder, to_path
 
 __all__ = [

@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from abtest.made import log_of
+from abtest.helpers import log_of
+from benchmarks.ab_visits import simulate_visits
 from urank.abtest.exposures import read_exposures
-from urank.abtest.metrics import METRICS, by_row, by_user, first_earned, metric_named, metrics_of, so_far
+from urank.abtest.metrics import METRICS, by_row, by_user, cumulative, first_earned, metric_named, metrics_of
 from urank.errors import ConfigError
-from urank.lab.visits import simulate_visits
 
 LOG = log_of([(1, "A", 0, 0, 0.0), (1, "A", 0, 1, 2.0), (1, "A", 2, 1, 3.0), (2, "B", 1, 0, 0.0), (2, "B", 2, 1, 4.0)])
 CTR, CVR, REVENUE = METRICS
@@ -30,10 +30,10 @@ def test_all_days_of_a_user_count_it_once() -> None:
 
 
 def test_what_users_have_so_far() -> None:
-    now, before = so_far(LOG, CTR)
+    now, before = cumulative(LOG, CTR)
     assert now.tolist() == [[1, 2], [2, 3], [0, 1], [1, 2]]
     assert before.tolist() == [[0, 0], [1, 2], [0, 0], [0, 1]]
-    now, before = so_far(LOG, REVENUE)
+    now, before = cumulative(LOG, REVENUE)
     assert now.tolist() == [[2, 1], [5, 1], [0, 1], [4, 1]]
     assert before.tolist() == [[0, 0], [2, 1], [0, 0], [0, 1]]
     assert first_earned(LOG, CTR).tolist() == [True, False, False, True]
@@ -42,7 +42,7 @@ def test_what_users_have_so_far() -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_last_of_so_far_is_the_sum(metric: object) -> None:
     log = simulate_visits(300, rng=np.random.default_rng(0))
-    now, _ = so_far(log, metric)  # type: ignore[arg-type]
+    now, _ = cumulative(log, metric)  # type: ignore[arg-type]
     last = np.append(np.diff(log.user) != 0, True)
     np.testing.assert_allclose(now[last], by_user(log, metric), atol=1e-9)  # type: ignore[arg-type]
     assert first_earned(log, metric).sum() == (by_user(log, metric)[:, 0] > 0).sum()  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.ab_visits import impressions_of, simulate_visits
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import read_exposures
 from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig, AbTestRun, JudgedTest, Learned, day_name, judge_abtest
-from urank.lab.visits import impressions_of, simulate_visits
 
 BEFORE, DURING, AFTER = 3, 4, 2
 LIFTS = [0.0] * BEFORE + [0.2, 0.3, 0.4, 0.5] + [0.0] * AFTER

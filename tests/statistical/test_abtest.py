@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.ab_visits import simulate_visits
 from urank.abtest.analysis import Result, analyse
-from urank.lab.visits import simulate_visits
+
+pytestmark = pytest.mark.slow
 
 TESTS, USERS, BEFORE, DAYS = 300, 1500, 5, 8
 METRICS = ("ctr", "cvr", "revenue")

@@ -1,31 +1,31 @@
-"""Intervals that stay valid when one looks every day and stops when one likes.
+"""Confidence intervals that remain valid under daily monitoring and optional stopping.
 
-A 95 % interval misses the truth one time in twenty when one looks once. Who looks daily and stops at the first that
-leaves out 0 is wrong far more often. An always-valid interval is wider, such that all looks together miss the truth
-one time in twenty at most: with an estimate d of the log lift δ and its standard error s at any look,
+A 95 % interval misses the truth in one test of twenty if it is computed once. Stopping at the first daily interval that
+excludes 0 is wrong far more often. An always-valid interval is wider, so that all looks together miss the truth in at
+most one test of twenty: with an estimate d of the log lift δ and its standard error s at any look,
 
     |d − δ| ≤ s · √((1 + s² / τ²) · log((1 + τ² / s²) / α²))
 
-It is the normal mixture of Robbins (Annals of Mathematical Statistics 1970), the mSPRT of Johari, Koomen, Pekelis and
+This is the normal mixture of Robbins (Annals of Mathematical Statistics 1970), the mSPRT of Johari, Koomen, Pekelis and
 Walsh (Operations Research 2022), one of the confidence sequences of Howard, Ramdas, McAuliffe and Sekhon (Annals of
-Statistics 2021). τ is fixed before the test and decides only where the interval is tightest: near a lift of that size.
+Statistics 2021). τ is fixed before the test and only decides where the interval is tightest: near a lift of that size.
 
-Why it holds. Let S_t = d_t / s_t². Where new data is independent of old, S has independent increments with variance
+Why it holds. Let S_t = d_t / s_t². If new data is independent of old, S has independent increments with variance
 1 / s_t², and the mixture Λ = √(s² / (s² + τ²)) · exp(d² τ² / (2 s² (s² + τ²))) is a martingale under δ = 0, which
-passes 1/α with a chance of at most α (Ville). Users come back, so days are not independent, and the estimate of a ratio
-is normal only in the limit. What is needed is cov(S_s, S_t) ≥ Var S_s, with equality for independent increments: the
-larger the covariance, the less the path moves from look to look, and by Slepian's inequality the less often it passes
-a bound on one side. The interval has two sides: the chances of both add up to at most α and the chance that a path with
-independent increments passes both bounds, which is small but not 0.
+exceeds 1/α with probability at most α (Ville). Users return, so days are not independent, and the estimate of a ratio
+is normal only asymptotically. The requirement is cov(S_s, S_t) ≥ Var S_s, with equality for independent increments: the
+larger the covariance, the less the path moves between looks, and by Slepian's inequality the less often it crosses a
+one-sided bound. The interval has two sides: the two probabilities add up to at most α plus the probability that a path
+with independent increments crosses both bounds, which is small but not 0.
 
-- Rates per impression, users whose days are exchangeable: equality, although days are correlated, since that a user is
-  rich is in s_s and s_t alike. When such users join from day to day it is more.
-- Rates per user: late-comers, who had less time, add a variance of their own, and the covariance is less (3 to 27 %
-  less between the days of two weeks of `simulate.visits`). There the theory does not promise α.
+- Rates per impression, users with exchangeable days: equality, although days are correlated, since the differences
+  between users enter s_s and s_t alike. If such users join from day to day, the covariance is larger.
+- Rates per user: late-comers, who had less time, add variance of their own, and the covariance is smaller (by 3 to
+  27 % between the days of two weeks of `benchmarks.ab_visits`). The theory does not guarantee α there.
 
-Few looks are safe whatever hangs together: at α = 0.05 the bound is never below 3.03 errors, so the chance that any of
-20 looks passes it is 20 · 0.0024 at most. Of 60 daily looks at such users, for all three metrics, less than 2 % passed;
-`benchmarks/abtest.py` measures two weeks.
+A few looks are safe under any dependence: at α = 0.05 the bound is never below 3.03 standard errors, so the probability
+that any of 20 looks exceeds it is at most 20 · 0.0024. In 60 daily looks at such users, for all three metrics, less
+than 2 % exceeded it; `benchmarks/abtest.py` measures two weeks.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from numpy.typing import NDArray
 
 from urank.abtest.effects import Estimate, Floats, Moments, compare, effects, moments
 from urank.abtest.exposures import Exposures
-from urank.abtest.metrics import Metric, first_earned, so_far
+from urank.abtest.metrics import Metric, cumulative, first_earned
 from urank.errors import ConfigError
 
 __all__ = [
     "ENOUGH_EARNERS",
     "ENOUGH_USERS",
     "Look",
-    "Running",
+    "RunningTotals",
     "always_p",
-    "log_size",
+    "log_lift",
     "looks",
+    "mixture_tau",
     "multiplier",
-    "running",
-    "spread",
+    "running_totals",
 ]
 
 ENOUGH_USERS, ENOUGH_EARNERS = 50, 10
-"""A look needs as many users in each arm, and as many of them that earned anything; before, nothing is normal yet."""
+"""Users, and users with a positive numerator, that each arm needs before estimates are approximately normal."""
 
 _LARGEST_LIFT = 1e3
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is known at the end of a day from all days so far.
+    """The estimate at the end of a day from all days so far.
 
     Attributes:
-        day: its name.
-        control_users, treatment_users: seen so far.
-        lift: with the interval for those who look once.
-        always_low, always_high: the ends of the always-valid interval of the lift.
-        p_value: for those who look once.
-        always_p: the always-valid p-value, the least of this look and those before.
+        day: its label.
+        control_users, treatment_users: users seen so far.
+        lift: with the interval for a single look.
+        always_low, always_high: the always-valid interval of the lift.
+        p_value: for a single look.
+        always_p: always-valid p-value, the minimum over this and all earlier looks.
     """
 
     day: str
@@ -83,20 +83,8 @@ class Look:
     always_p: float
 
 
-@dataclass(frozen=True, eq=False)
-class Running:
-    """All arms at the end of each day: moments of (x, y), and users that earned, each `[days, arms]`."""
-
-    moments: Moments
-    earners: Floats
-
-    def enough(self, arm: int) -> NDArray[np.bool_]:
-        """The days by whose end an arm has users enough, `[days]`."""
-        return (self.moments.n[:, arm] >= ENOUGH_USERS) & (self.earners[:, arm] >= ENOUGH_EARNERS)
-
-
 def multiplier(error: NDArray[np.float64], tau: float, alpha: float) -> Floats:
-    """How many standard errors an always-valid interval reaches to either side: √((1 + s²/τ²) · log((1 + τ²/s²) / α²)).
+    """Return the half-width of an always-valid interval in standard errors, √((1 + s²/τ²) · log((1 + τ²/s²) / α²)).
 
     >>> multiplier(np.array([0.2, 0.05, 0.02, 0.01]), tau=0.05, alpha=0.05).round(2).tolist()  # 1.96 for one look
     [10.14, 3.66, 3.04, 3.1]
@@ -106,9 +94,9 @@ def multiplier(error: NDArray[np.float64], tau: float, alpha: float) -> Floats:
 
 
 def always_p(value: NDArray[np.float64], error: NDArray[np.float64], tau: float) -> Floats:
-    """The always-valid p-value of each look, in their order: min over looks so far of 1 / Λ, and at most 1.
+    """Return the always-valid p-value of each look: the minimum of 1 and of 1 / Λ over the looks so far.
 
-    It is below α as soon as one of the intervals leaves out 0.
+    It is below α as soon as one of the intervals excludes 0.
 
     >>> always_p(np.array([0.1, 0.08, 0.09]), np.array([0.05, 0.03, 0.02]), tau=0.05).round(4).tolist()
     [0.5203, 0.1423, 0.0004]
@@ -118,20 +106,11 @@ def always_p(value: NDArray[np.float64], error: NDArray[np.float64], tau: float)
     return np.minimum.accumulate(np.exp(np.minimum(mixture, 0.0)))
 
 
-def spread(expected_lift: float) -> float:
-    """τ: the log of the ratio that a test is planned for.
+def log_lift(lift: float, name: str, *, smallest: float = 1e-6) -> float:
+    """Return |log(1 + lift)|; for the expected lift of a test, this is τ.
 
     Raises:
-        ConfigError: when it is not a lift, or none.
-    """
-    return log_size(expected_lift, "expected_lift", smallest=1e-12)
-
-
-def log_size(lift: float, name: str, *, smallest: float = 1e-6) -> float:
-    """|log(1 + lift)|, of a lift that a test can be made for.
-
-    Raises:
-        ConfigError: when it is not a lift, or none, or out of all proportion.
+        ConfigError: if the lift is 0, not above −1, or its size is below `smallest` or above 1,000.
     """
     if not lift > -1 or lift == 0:
         raise ConfigError(f"{name} must be above −1 and not 0; got {lift}")
@@ -140,18 +119,35 @@ def log_size(lift: float, name: str, *, smallest: float = 1e-6) -> float:
     return abs(log1p(lift))
 
 
-def running(exposures: Exposures, metric: Metric) -> Running:
-    """What each arm has at the end of each day, from the rows that are there."""
-    now, before = so_far(exposures, metric)
+def mixture_tau(expected_lift: float) -> float:
+    """Return τ for the lift that a test was planned for."""
+    return log_lift(expected_lift, "expected_lift", smallest=1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class RunningTotals:
+    """All arms at the end of each day: moments of (x, y) and users with a positive x, each `[days, arms]`."""
+
+    moments: Moments
+    earners: Floats
+
+    def enough(self, arm: int) -> NDArray[np.bool_]:
+        """Return a mask `[days]` of the days by whose end an arm has enough users."""
+        return (self.moments.n[:, arm] >= ENOUGH_USERS) & (self.earners[:, arm] >= ENOUGH_EARNERS)
+
+
+def running_totals(exposures: Exposures, metric: Metric) -> RunningTotals:
+    """Accumulate the moments of each arm day by day."""
+    now, before = cumulative(exposures, metric)
     days, arms = len(exposures.days), len(exposures.arms)
     group = exposures.day * arms + exposures.arm[exposures.user]
-    by_day = moments(now, group, days * arms, before).reshape(days, arms)
+    changes = moments(now, group, days * arms, before).reshape(days, arms)
     earners = np.bincount(group, first_earned(exposures, metric), days * arms).reshape(days, arms).cumsum(axis=0)
-    return Running(by_day.over_days(), earners)
+    return RunningTotals(changes.cumsum(), earners)
 
 
 def looks(
-    found: Running,
+    totals: RunningTotals,
     labels: tuple[str, ...],
     control: int,
     treatment: int,
@@ -161,28 +157,28 @@ def looks(
     alpha: float = 0.05,
     expected_lift: float = 0.05,
 ) -> list[Look]:
-    """The lift at the end of each day, for those who look once and for those who look every day.
+    """Estimate the lift at the end of each day, with the interval for a single look and the always-valid one.
 
-    Days by whose end an arm has fewer than 50 users, or fewer than 10 that earned anything, are left out.
+    Days by whose end an arm has fewer than 50 users, or fewer than 10 with a positive numerator, are omitted.
 
     Args:
-        found: all arms at the end of each day.
-        labels: what the days are called.
+        totals: all arms at the end of each day.
+        labels: of the days.
         control, treatment: the indices of the two arms.
-        first, last: the days on which to look.
-        alpha: one less the level of the intervals.
-        expected_lift: the lift that the test was planned for, from which τ is made.
+        first, last: the range of days, both included.
+        alpha: 1 − level of the intervals.
+        expected_lift: the lift that the test was planned for, which determines τ.
     """
-    tau = spread(expected_lift)
-    a, b = found.moments[:, control], found.moments[:, treatment]
+    tau = mixture_tau(expected_lift)
+    a, b = totals.moments[:, control], totals.moments[:, treatment]
     value, error = compare(a, b, "log")
-    seen = np.arange(len(labels))
-    fit = found.enough(control) & found.enough(treatment) & (seen >= first) & (error > 0)
-    days = seen[fit if last is None else fit & (seen <= last)]
+    day = np.arange(len(labels))
+    in_range = (day >= first) & (day <= (len(labels) if last is None else last))
+    days = day[totals.enough(control) & totals.enough(treatment) & in_range & (error > 0)]
     value, error = value[days], error[days]
     reach = multiplier(error, tau, alpha) * error
     p = always_p(value, error, tau) if len(days) else error
-    with np.errstate(over="ignore"):  # of a τ far below the error, the upper end is beyond all numbers
+    with np.errstate(over="ignore"):  # the upper end may overflow if τ is far below the error
         ends = np.expm1([value - reach, value + reach]).T.tolist()
     return [
         Look(labels[day], once.control_users, once.treatment_users, once.lift, low, high, once.p_value, always)

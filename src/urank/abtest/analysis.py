@@ -1,4 +1,4 @@
-"""An A/B test from its exposure log: every metric of every treatment against the control, and what to be wary of."""
+"""The analysis of an A/B test: every metric of every treatment against the control, checks, and warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import betaincinv, chdtrc
 
-from urank.abtest.always_valid import ENOUGH_EARNERS, ENOUGH_USERS, Look, looks, running, spread
+from urank.abtest.always_valid import ENOUGH_EARNERS, ENOUGH_USERS, Look, looks, mixture_tau, running_totals
 from urank.abtest.effects import (
     Effect,
     Floats,
@@ -39,9 +39,7 @@ __all__ = [
     "ArmTotals",
     "Cuped",
     "DayEffect",
-    "Design",
     "IntervalKind",
-    "Judged",
     "Result",
     "SampleRatio",
     "SplitCheck",
@@ -52,21 +50,26 @@ __all__ = [
     "split_check",
 ]
 
-SUSPICIOUS = 0.001
-"""The p-value below which the sizes of the arms are not chance."""
+IntervalKind = Literal["delta", "bootstrap"]
+Day = str | int | date
 
-_CERTAIN = 0.99
+SUSPICIOUS = 0.001
+"""The p-value below which the sizes of the arms are not due to chance."""
+_SPLIT_LEVEL = 0.99
 _SPLITS_AT_ONCE = 100
+
+
+# Validity checks
 
 
 @dataclass(frozen=True)
 class SampleRatio:
-    """Users of each arm against those that its share lets expect.
+    """Pearson's χ² test of the numbers of users against the intended shares.
 
     Attributes:
-        users, expected: arm -> how many.
+        users, expected: arm -> number of users.
         chi_square: Σ (users − expected)² / expected.
-        p_value: how likely chance alone makes it as large.
+        p_value: of the intended shares.
     """
 
     users: dict[str, int]
@@ -76,21 +79,46 @@ class SampleRatio:
 
     @property
     def sound(self) -> bool:
-        """Whether the sizes of the arms may be chance."""
+        """Whether the sizes of the arms are plausible."""
         return not self.p_value < SUSPICIOUS
+
+
+def sample_ratio(users: Mapping[str, int], shares: Mapping[str, float] | None = None) -> SampleRatio:
+    """Test for a sample ratio mismatch.
+
+    Arms of the wrong size mean that users got lost, or were counted twice, in one of them (Fabijan et al., KDD 2019).
+    Such users are seldom typical, so all results are in doubt. A p-value below 0.001 counts as a mismatch.
+
+    Args:
+        users: arm -> number of users seen.
+        shares: arm -> intended share, in any unit; equal by default.
+
+    >>> found = sample_ratio({"A": 5100, "B": 4900})
+    >>> found.chi_square, round(found.p_value, 3), found.sound  # 100² / 5000 twice
+    (4.0, 0.046, True)
+    """
+    weights = dict.fromkeys(users, 1.0) if shares is None else {arm: shares.get(arm, 0.0) for arm in users}
+    for arm, weight in weights.items():
+        if not weight > 0:
+            raise ConfigError(f"shares must give each arm a share above 0; got {weight:g} for '{arm}'")
+    total, whole = sum(users.values()), sum(weights.values())
+    expected = {arm: total * weight / whole for arm, weight in weights.items()}
+    chi_square = sum((count - expected[arm]) ** 2 / expected[arm] for arm, count in users.items()) if total else 0.0
+    p_value = float(chdtrc(len(users) - 1, chi_square)) if len(users) > 1 else 1.0
+    return SampleRatio(dict(users), expected, chi_square, p_value)
 
 
 @dataclass(frozen=True)
 class SplitCheck:
-    """How often the test calls two random halves of the same users different.
+    """How often the test finds a difference between random halves of the same users.
 
     Attributes:
-        metric: which was tested.
-        users: how many were split.
-        splits: how many times.
-        share: of the splits that had p < alpha.
+        metric: its name.
+        users: number of users that were split.
+        splits: number of splits.
+        share: of splits with p < alpha.
         low, high: the 99 % interval of that share (Clopper and Pearson).
-        alpha: what it should be.
+        alpha: the nominal share.
     """
 
     metric: str
@@ -103,53 +131,27 @@ class SplitCheck:
 
     @property
     def sound(self) -> bool:
-        """Whether the share may be alpha."""
+        """Whether the share is compatible with alpha."""
         return self.low <= self.alpha <= self.high
-
-
-def sample_ratio(users: Mapping[str, int], shares: Mapping[str, float] | None = None) -> SampleRatio:
-    """Whether the arms have as many users as they should, by Pearson's χ² test.
-
-    Arms of the wrong size mean that users got lost, or came twice, in one of them (Fabijan et al., KDD 2019). These are
-    seldom users like all others, so that whatever the test says is in doubt. A p-value below 0.001 is taken for that.
-
-    Args:
-        users: arm -> how many were seen.
-        shares: arm -> its intended share, of any sum; equal when left out.
-
-    >>> found = sample_ratio({"A": 5100, "B": 4900})
-    >>> found.chi_square, round(found.p_value, 3), found.sound  # 100² / 5000 twice
-    (4.0, 0.046, True)
-    """
-    if shares is not None:
-        for arm in users:
-            if not shares.get(arm, 0) > 0:
-                raise ConfigError(f"shares must give each arm a share above 0; got {shares.get(arm)} for '{arm}'")
-    weights = dict.fromkeys(users, 1.0) if shares is None else {arm: shares[arm] for arm in users}
-    total, whole = sum(users.values()), sum(weights.values())
-    expected = {arm: total * weight / whole for arm, weight in weights.items()}
-    chi_square = sum((count - expected[arm]) ** 2 / expected[arm] for arm, count in users.items()) if total else 0.0
-    p_value = float(chdtrc(len(users) - 1, chi_square)) if len(users) > 1 else 1.0
-    return SampleRatio(dict(users), expected, chi_square, p_value)
 
 
 def split_check(
     columns: Floats, *, metric: str, rng: np.random.Generator | int, alpha: float = 0.05, splits: int = 1000
 ) -> SplitCheck:
-    """Split users at random into two halves, again and again, and test them by the log lift as arms are tested.
+    """Split users at random into halves, repeatedly, and compare the halves like the arms of a test (A/A test).
 
-    Nothing tells the halves apart, so a share alpha of the tests should have p < alpha. It is more when a few users
-    earn most of the metric, too few for the normal distribution. It cannot tell whether users are the right unit.
+    The halves do not differ, so a share alpha of the tests should have p < alpha. The share is higher if a few users
+    earn most of the metric, too few for the normal approximation. The check cannot detect a wrong sampling unit.
 
-    The test of a split is made from sums, which for all splits are products of one random matrix with the moments of
-    users. Above 10,000 users, as many random blocks of users are split in their place.
+    The test of a split needs only sums, and those of all splits are the product of one random matrix with the moments
+    of users. More than 10,000 users are split in 10,000 random blocks.
 
     Args:
-        columns: `[users, 2]`, x and y of each user, y above 0.
-        metric: what it is called.
+        columns: `[users, 2]`, x and y of each user, y positive.
+        metric: its name.
         rng: a generator or a seed.
-        alpha: the p-value below which a difference is called one.
-        splits: how many.
+        alpha: the significance level.
+        splits: number of splits.
 
     >>> clicks = np.random.default_rng(0).binomial(10, 0.1, size=500)
     >>> found = split_check(np.stack([clicks, np.full(500, 10)], axis=1), metric="ctr", rng=0)
@@ -160,26 +162,28 @@ def split_check(
     block = random_blocks(len(columns), generator)
     blocks = moments(np.asarray(columns, dtype=np.float64), block, int(block.max()) + 1 if len(block) else 1)
     flat = np.concatenate([blocks.n[:, None], blocks.sums, blocks.products.reshape(-1, 4)], axis=1)
-    whole = _moments(flat.sum(axis=0))
+
+    def unflattened(sums: Floats) -> Moments:
+        return Moments(sums[..., 0], sums[..., 1:3], sums[..., 3:].reshape(*sums.shape[:-1], 2, 2))
+
+    whole = unflattened(flat.sum(axis=0))
     called = 0
     for start in range(0, splits, _SPLITS_AT_ONCE):
         drawn = generator.integers(2, size=(min(_SPLITS_AT_ONCE, splits - start), len(flat)), dtype=np.int8)
-        half = _moments(drawn.astype(np.float64) @ flat)
+        half = unflattened(drawn.astype(np.float64) @ flat)
         called += int((p_values(*compare(whole - half, half, "log")) < alpha).sum())
-    tail = (1 - _CERTAIN) / 2
+    tail = (1 - _SPLIT_LEVEL) / 2
     low = float(betaincinv(called, splits - called + 1, tail)) if called else 0.0
     high = float(betaincinv(called + 1, splits - called, 1 - tail)) if called < splits else 1.0
     return SplitCheck(metric, len(columns), splits, called / splits, low, high, alpha)
 
 
-def _moments(flat: Floats) -> Moments:
-    """Moments `[...]` from their numbers in one row, `[..., 7]`."""
-    return Moments(flat[..., 0], flat[..., 1:3], flat[..., 3:].reshape(*flat.shape[:-1], 2, 2))
+# Results
 
 
 @dataclass(frozen=True)
 class ArmTotals:
-    """What the users of an arm were shown and did in the test; `revenue` is none in a log without values."""
+    """Totals of an arm in the test; `revenue` is None if the log has no values."""
 
     name: str
     users: int
@@ -191,11 +195,11 @@ class ArmTotals:
 
 @dataclass(frozen=True)
 class Cuped:
-    """The effect with what users did before the test taken out.
+    """The effect adjusted for the behaviour of users before the test.
 
     Attributes:
         effect: adjusted; the rates of the arms are not.
-        variance_reduction: by which share the variance of the log lift is smaller.
+        variance_reduction: relative reduction of the variance of the log lift.
         seen_before: share of the users of the test that were seen before it.
     """
 
@@ -206,12 +210,12 @@ class Cuped:
 
 @dataclass(frozen=True)
 class DayEffect:
-    """One day alone, over the users that were seen on it: the paper's Figures 5 and 6.
+    """The effect on a single day, over the users seen on it: the paper's Figures 5 and 6.
 
     Attributes:
-        day: its name.
-        period: before, in or after the test: "before", "test", "after".
-        effect: of that day.
+        day: its label.
+        period: "before", "test" or "after".
+        effect: on that day.
     """
 
     day: str
@@ -226,12 +230,12 @@ class Result:
     Attributes:
         metric: what was measured.
         control, treatment: the names of the arms.
-        alpha: one less the level of all intervals.
-        effect: over the whole test, for those who look once at its end.
+        alpha: 1 − level of all intervals.
+        effect: over the whole test, for a single look at its end.
         adjusted_p: the p-value corrected for the number of treatments (Holm).
-        cuped: the effect with the time before the test taken out; none when there is no such time.
-        looks: at the end of each day.
-        daily: each day alone.
+        cuped: the effect adjusted for the time before the test; None if there is no such time.
+        looks: estimates at the end of each day.
+        daily: effects on each single day.
     """
 
     metric: Metric
@@ -246,71 +250,73 @@ class Result:
 
     @property
     def differs(self) -> bool:
-        """Whether the arms are told apart at the end of the test."""
+        """Whether the arms differ significantly at the end of the test."""
         return self.adjusted_p < self.alpha
 
     @property
     def decided(self) -> str | None:
-        """The first day by whose end the always-valid interval left out 0; none when it never did."""
-        return next((look.day for look in self.looks if look.always_low > 0 or look.always_high < 0), None)
+        """The first day by whose end the always-valid interval excluded 0; None if it never did."""
+        look = self._deciding_look
+        return None if look is None else look.day
+
+    @property
+    def _deciding_look(self) -> Look | None:
+        return next((look for look in self.looks if look.always_low > 0 or look.always_high < 0), None)
 
     @property
     def sentence(self) -> str:
-        """What came out, in words."""
+        """The result in words."""
         lift, level = self.effect.lift, f"{100 * (1 - self.alpha):g} %"
         if isnan(lift.value):
             return f"There is no lift in {self.metric.title}, since {self.control} has none at all."
         less = "less" if self.metric.numerator == "revenue" else "fewer"
         more = f"{percent(abs(lift.value))} {'more' if lift.value >= 0 else less} {self.metric.title}"
-        p = f"p = {_p(self.effect.p_value)}"
+        p = f"p = {_p_text(self.effect.p_value)}"
         if self.adjusted_p != self.effect.p_value:
-            p += f", corrected for several treatments {_p(self.adjusted_p)}"
-        found = (
-            f"{self.treatment} earned {more} than {self.control} ({level} interval {_ends(lift.low, lift.high)}, {p})"
-        )
+            p += f", corrected for several treatments {_p_text(self.adjusted_p)}"
+        interval = _interval_text(lift.low, lift.high)
+        clauses = [f"{self.treatment} earned {more} than {self.control} ({level} interval {interval}, {p})"]
         if not self.differs:
-            found = f"{self.treatment} and {self.control} cannot be told apart: {found}"
-        return "; ".join([found, *self._looked, *self._adjusted]) + "."
-
-    @property
-    def _looked(self) -> list[str]:
-        if len(self.looks) < 2:
-            return []
-        found = next((look for look in self.looks if look.day == self.decided), None)
-        if found is None:
-            ends = _ends(self.looks[-1].always_low, self.looks[-1].always_high)
-            return [f"for those who looked daily it is not sure: always-valid interval {ends}"]
-        ends = _ends(found.always_low, found.always_high)
-        return [f"looking daily was safe from the end of {found.day} on: always-valid interval then {ends}"]
-
-    @property
-    def _adjusted(self) -> list[str]:
-        if self.cuped is None or isnan(self.cuped.effect.lift.value):
-            return []
-        lift, less = self.cuped.effect.lift, percent(max(self.cuped.variance_reduction, 0))
-        ends = _ends(lift.low, lift.high)
-        return [f"with what users did before taken out {percent(lift.value)} ({ends}), {less} less variance"]
+            clauses[0] = f"{self.treatment} and {self.control} cannot be told apart: {clauses[0]}"
+        if len(self.looks) > 1:
+            safe = self._deciding_look
+            shown = safe or self.looks[-1]
+            always = _interval_text(shown.always_low, shown.always_high)
+            clauses.append(
+                f"with daily looks the result is not conclusive: always-valid interval {always}"
+                if safe is None
+                else f"with daily looks it was safe to stop from the end of {safe.day} on: always-valid interval "
+                f"then {always}"
+            )
+        if self.cuped is not None and not isnan(self.cuped.effect.lift.value):
+            adjusted, reduction = self.cuped.effect.lift, percent(max(self.cuped.variance_reduction, 0))
+            interval = _interval_text(adjusted.low, adjusted.high)
+            clauses.append(
+                f"adjusted for behaviour before the test {percent(adjusted.value)} ({interval}), {reduction} less "
+                "variance"
+            )
+        return "; ".join(clauses) + "."
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """An A/B test.
+    """The analysis of an A/B test.
 
     Attributes:
         name: of the log.
         control, treatments: the names of the arms.
         days: of the log.
         start, end: the first and the last day of the test.
-        alpha: one less the level of all intervals.
-        interval: how those of the effect were made: "delta" or "bootstrap".
-        expected_lift: what the always-valid intervals were made for.
+        alpha: 1 − level of all intervals.
+        interval: how the interval of the effect was computed: "delta" or "bootstrap".
+        expected_lift: for which the always-valid intervals are tightest.
         arms: totals of the test, the control first.
         results: by metric, then treatment.
-        sample_ratio: whether the arms have as many users as they should.
-        splits: by metric, how often the test calls nothing something; without those that cannot be told.
-        crossed: users seen in two arms, who are left out.
-        unassigned: users without an arm, who are left out.
-        warnings: what puts the results in doubt, in words.
+        sample_ratio: test of the sizes of the arms.
+        splits: false positives of random halves, by metric; without metrics for which there are too few users.
+        crossed: number of users seen in two arms, which are excluded.
+        unassigned: number of users without an arm, which are excluded.
+        warnings: reasons to doubt the results, in words.
     """
 
     name: str
@@ -331,31 +337,31 @@ class Analysis:
     warnings: list[str]
 
     def result(self, metric: str, treatment: str | None = None) -> Result:
-        """The result of a metric, of the first treatment when none is named."""
+        """Return the result of a metric, by default of the first treatment."""
         wanted = self.treatments[0] if treatment is None else treatment
         for found in self.results:
             if (found.metric.name, found.treatment) == (metric, wanted):
                 return found
-        raise KeyError(f"nothing is known of metric '{metric}' and treatment '{wanted}'")
+        raise KeyError(f"there is no result for metric '{metric}' and treatment '{wanted}'")
 
     def __str__(self) -> str:
         """A line for each result, then the warnings."""
         return "\n".join([*(result.sentence for result in self.results), *self.warnings])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        told = asdict(self)
-        for each, result in zip(told["results"], self.results, strict=True):
+        """Return a JSON-serialisable dict."""
+        content = asdict(self)
+        for each, result in zip(content["results"], self.results, strict=True):
             each |= {"differs": result.differs, "decided": result.decided, "sentence": result.sentence}
-        told["sample_ratio"]["sound"] = self.sample_ratio.sound
-        for each, check in zip(told["splits"], self.splits, strict=True):
+        content["sample_ratio"]["sound"] = self.sample_ratio.sound
+        for each, check in zip(content["splits"], self.splits, strict=True):
             each["sound"] = check.sound
-        as_json: dict[str, Any] = to_jsonable(told)
+        as_json: dict[str, Any] = to_jsonable(content)
         return as_json
 
 
 def percent(share: float) -> str:
-    """A share in percent, with two digits at least.
+    """Format a share in percent for a sentence.
 
     >>> percent(0.0524), percent(-0.0524), percent(0.0004), percent(12.3)
     ('5.2 %', '−5.2 %', '0.04 %', '1,230 %')
@@ -366,31 +372,167 @@ def percent(share: float) -> str:
     return f"{100 * share:z,.{2 if size < 1 else 1 if size < 100 else 0}f} %".replace("-", "−")
 
 
-def _ends(low: float, high: float) -> str:
+def _interval_text(low: float, high: float) -> str:
     return f"{percent(low)} to {percent(high)}"
 
 
-def _p(p_value: float) -> str:
+def _p_text(p_value: float) -> str:
     return "–" if isnan(p_value) else f"{p_value:.2g}" if p_value >= 0.001 else f"{p_value:.0e}"
 
 
-IntervalKind = Literal["delta", "bootstrap"]
+# Analysis
+
+
+def analyse(
+    exposures: Exposures,
+    *,
+    control: str,
+    treatment: str | Sequence[str] | None = None,
+    start: Day | None = None,
+    end: Day | None = None,
+    shares: Mapping[str, float] | None = None,
+    alpha: float = 0.05,
+    interval: IntervalKind = "delta",
+    expected_lift: float = 0.05,
+    splits: int = 1000,
+    seed: int = 0,
+    report: Report = silent,
+) -> Analysis:
+    """Analyse an A/B test.
+
+    Args:
+        exposures: the log.
+        control: the arm that the others are compared with.
+        treatment: one arm or several; by default all others.
+        start: the first day of the test. Earlier days are used for CUPED and for the check of false positives.
+        end: the last day of the test; later days are shown but not counted. Only the days of the test decide who is in
+            which arm, and who was seen in two (`Exposures.settle_arms`).
+        shares: arm -> intended share of the users; equal by default.
+        alpha: 1 − level of all intervals.
+        interval: of the lift at the end of the test: by the delta method, or by the Poisson bootstrap over users.
+            Standard errors and p-values come from the delta method in both cases.
+        expected_lift: the lift that the test was planned for, at which always-valid intervals are tightest.
+        splits: number of random halves for the check of false positives; 0 to skip it.
+        seed: of the bootstrap and the halves.
+        report: Progress callback, in metrics.
+
+    Raises:
+        ConfigError: if an argument is invalid or names no arm or day of the log.
+        DataError: if an arm has no users in the test.
+    """
+    check_alpha(alpha)
+    mixture_tau(expected_lift)
+    if interval not in ("delta", "bootstrap"):
+        raise ConfigError(f"interval must be delta or bootstrap; got '{interval}'")
+    if splits < 0:
+        raise ConfigError(f"splits must be a whole number from 0 up; got {splits}")
+    first, last = _period(exposures, start, end)
+    exposures = exposures.settle_arms(first, last)
+    names = [control, *_treatments(exposures, control, treatment)]
+    design = _Design(exposures, names, first, last, alpha, expected_lift)
+    totals = design.totals()
+    for arm in totals:
+        if arm.users == 0:
+            raise DataError(f"arm '{arm.name}' of {exposures.name} must have users in the test; it has none")
+    ratio = sample_ratio({arm.name: arm.users for arm in totals}, shares)
+    results: list[Result] = []
+    checks: list[SplitCheck] = []
+    warnings = list(_warnings(exposures, ratio))
+    metrics = metrics_of(exposures)
+    for number, metric in enumerate(metrics):
+        report("analyse", number, len(metrics), metric.title)
+        analysis = _MetricAnalysis(design, metric)
+        results += analysis.results(interval, seed=seed)
+        warnings += analysis.warnings()
+        if splits and (check := analysis.check(splits, seed=seed)) is not None:
+            checks.append(check)
+            if not check.sound:
+                warnings.append(
+                    f"Of {check.splits:,} random splits of the same users, {percent(check.share)} differed in "
+                    f"{metric.title} at p < {check.alpha:g} (99 % interval {_interval_text(check.low, check.high)}); "
+                    "the p-values are not reliable."
+                )
+    report("analyse", len(metrics), len(metrics))
+    return Analysis(
+        name=exposures.name,
+        control=control,
+        treatments=names[1:],
+        days=list(exposures.days),
+        start=exposures.days[first],
+        end=exposures.days[last],
+        alpha=alpha,
+        interval=interval,
+        expected_lift=expected_lift,
+        arms=totals,
+        results=results,
+        sample_ratio=ratio,
+        splits=checks,
+        crossed=exposures.crossed,
+        unassigned=exposures.unassigned,
+        warnings=warnings,
+    )
+
+
+def _period(exposures: Exposures, start: Day | None, end: Day | None) -> tuple[int, int]:
+    """Return the indices of the first and the last day of the test."""
+    days = exposures.days
+    for name, day in (("start", start), ("end", end)):
+        if day is not None and str(day) not in days:
+            raise ConfigError(
+                f"{name} must be a day of {exposures.name}, from '{days[0]}' to '{days[-1]}'; got '{day}'"
+            )
+    first = 0 if start is None else days.index(str(start))
+    last = len(days) - 1 if end is None else days.index(str(end))
+    if first > last:
+        raise ConfigError(f"start must not be after end; got {start} and {end}")
+    return first, last
+
+
+def _treatments(exposures: Exposures, control: str, treatment: str | Sequence[str] | None) -> list[str]:
+    """Return the validated names of the treatments."""
+    if treatment is None:
+        wanted = [name for name in exposures.arms if name != control]
+    else:
+        wanted = [treatment] if isinstance(treatment, str) else list(dict.fromkeys(treatment))
+    for role, name in [("control", control), *(("treatment", name) for name in wanted)]:
+        if name not in exposures.arms:
+            raise ConfigError(
+                f"{role} must be an arm of {exposures.name}, {', '.join(exposures.arms[:10])}; got '{name}'"
+            )
+    if not wanted or control in wanted:
+        got = ", ".join(wanted) or "none"
+        raise ConfigError(f"treatment must be another arm than the control '{control}'; got {got}")
+    return wanted
+
+
+def _warnings(exposures: Exposures, ratio: SampleRatio) -> Iterator[str]:
+    if not ratio.sound:
+        counts = ", ".join(
+            f"{arm} has {users:,} where {ratio.expected[arm]:,.0f} were expected" for arm, users in ratio.users.items()
+        )
+        yield (
+            f"The arms do not have as many users as they should (p = {ratio.p_value:.0e}): {counts}. Users got lost, "
+            "or were counted twice, in one of them; do not trust the results before the cause is known."
+        )
+    if exposures.crossed:
+        share = exposures.crossed / (exposures.crossed + exposures.users)
+        yield f"{exposures.crossed:,} users ({percent(share)}) were seen in two arms and are left out."
 
 
 def covariates(before: Exposures, metric: Metric) -> Floats:
-    """What each user did before the test, `[users, 2]`: x − R y with the rate R of all users, and whether it was seen.
+    """Return covariates of each user for CUPED, `[users, 2]`: x − R y with the rate R of all users, and whether seen.
 
-    Users that were not seen have (0, 0): the first says nothing of them, and the second tells them apart.
+    Users that were not seen have (0, 0): the first is neutral, the second distinguishes them.
     """
     columns = by_user(before, metric)
     x, y = columns.sum(axis=0)
-    off = columns[:, 0] - (x / y if y else 0.0) * columns[:, 1]
-    return np.stack([off, columns[:, 1] > 0], axis=1)
+    residual = columns[:, 0] - (x / y if y else 0.0) * columns[:, 1]
+    return np.stack([residual, columns[:, 1] > 0], axis=1)
 
 
 @dataclass(frozen=True)
-class Design:
-    """What a test is made of: its log, its arms with the control first, its first and last day."""
+class _Design:
+    """A test: its log, its arms with the control first, its first and last day."""
 
     exposures: Exposures
     names: list[str]
@@ -414,12 +556,12 @@ class Design:
 
     @cached_property
     def before(self) -> Exposures | None:
-        """The time before the test; none when nobody was seen in it."""
+        """The time before the test; None if nobody was seen in it."""
         found = self.log.between(0, self.first - 1)
         return found if len(found.user) else None
 
     def totals(self) -> list[ArmTotals]:
-        """What each arm was shown and did in the test, the control first."""
+        """Return the totals of each arm in the test, the control first."""
         during, arms = self.during, len(self.exposures.arms)
         seen = np.bincount(during.user, minlength=during.users) > 0
         users = np.bincount(during.arm[seen], minlength=arms)
@@ -437,244 +579,100 @@ class Design:
         ]
 
 
-class Judged:
+class _MetricAnalysis:
     """One metric of a test; moments are `[arms]` or `[days, arms]`."""
 
-    def __init__(self, test: Design, metric: Metric) -> None:
-        self.test, self.metric = test, metric
-        columns = by_user(test.during, metric)
+    def __init__(self, design: _Design, metric: Metric) -> None:
+        self.design, self.metric = design, metric
+        columns = by_user(design.during, metric)
         seen = columns[:, 1] > 0
-        self.columns, self.arm = columns[seen], test.log.arm[seen]
-        self.plain = moments(self.columns, self.arm, len(test.log.arms))
-        self.earlier = None if test.before is None else covariates(test.before, metric)[seen]
-        self.running = running(test.during, metric)
+        self.columns, self.arm = columns[seen], design.log.arm[seen]
+        self.moments = moments(self.columns, self.arm, len(design.log.arms))
+        self.earlier = None if design.before is None else covariates(design.before, metric)[seen]
+        self.totals = running_totals(design.during, metric)
 
     def results(self, interval: IntervalKind, *, seed: int) -> list[Result]:
-        test, control = self.test, self.test.arms[0]
-        found = [effect(self.plain[control], self.plain[arm], alpha=test.alpha) for arm in test.arms[1:]]
+        """Compare each treatment with the control."""
+        design, control = self.design, self.design.arms[0]
+        found = [effect(self.moments[control], self.moments[arm], alpha=design.alpha) for arm in design.arms[1:]]
         corrected = holm([each.p_value for each in found]).tolist()
-        each_day = _by_day(test.log, self.metric)
+        days, arms = len(design.log.days), len(design.log.arms)
+        group = design.log.day * arms + design.log.arm[design.log.user]
+        by_day = moments(by_row(design.log, self.metric), group, days * arms).reshape(days, arms)
         return [
             Result(
                 metric=self.metric,
-                control=test.names[0],
+                control=design.names[0],
                 treatment=name,
-                alpha=test.alpha,
+                alpha=design.alpha,
                 effect=each if interval == "delta" else self._bootstrap(each, arm, seed),
                 adjusted_p=p_value,
                 cuped=self._cuped(arm),
-                looks=self._looks(arm),
-                daily=list(_daily(each_day, test, arm)),
+                looks=looks(
+                    self.totals,
+                    design.log.days,
+                    control,
+                    arm,
+                    first=design.first,
+                    last=design.last,
+                    alpha=design.alpha,
+                    expected_lift=design.expected_lift,
+                ),
+                daily=list(self._daily(by_day, arm)),
             )
-            for name, arm, each, p_value in zip(test.names[1:], test.arms[1:], found, corrected, strict=True)
+            for name, arm, each, p_value in zip(design.names[1:], design.arms[1:], found, corrected, strict=True)
         ]
 
     def check(self, splits: int, *, seed: int) -> SplitCheck | None:
-        """Random halves of everyone in the time before the test, or of the control when there is no such time.
+        """Split all users of the time before the test, or those of the control if there is no such time.
 
-        None when these are too few for two halves, or all of them have the same.
+        None if there are too few users for two halves, or all have the same rate.
         """
-        columns = self.columns[self.arm == self.test.arms[0]]
-        if self.test.before is not None:
-            earlier = by_user(self.test.before, self.metric)
+        columns = self.columns[self.arm == self.design.arms[0]]
+        if self.design.before is not None:
+            earlier = by_user(self.design.before, self.metric)
             columns = earlier[earlier[:, 1] > 0]
         if len(columns) < 2 * ENOUGH_USERS or (columns[:, 0] > 0).sum() < 2 * ENOUGH_EARNERS:
             return None
         if not relative_variance(moments(columns, np.zeros(len(columns), np.int64), 1))[0] > 0:
             return None
-        return split_check(columns, metric=self.metric.name, rng=seed, alpha=self.test.alpha, splits=splits)
+        return split_check(columns, metric=self.metric.name, rng=seed, alpha=self.design.alpha, splits=splits)
 
     def warnings(self) -> Iterator[str]:
-        for name, arm in zip(self.test.names, self.test.arms, strict=True):
-            if not self.running.enough(arm)[self.test.last]:
-                users, earners = int(self.plain.n[arm]), int(self.running.earners[self.test.last, arm])
+        last = self.design.last
+        for name, arm in zip(self.design.names, self.design.arms, strict=True):
+            if not self.totals.enough(arm)[last]:
+                users, earners = int(self.moments.n[arm]), int(self.totals.earners[last, arm])
                 yield (
                     f"{name} has {users:,} users, {earners:,} of them with any {self.metric.numerator}: too few for "
                     f"intervals of {self.metric.title}, which need {ENOUGH_USERS} and {ENOUGH_EARNERS}."
                 )
 
-    def _looks(self, arm: int) -> list[Look]:
-        test = self.test
-        days = {"first": test.first, "last": test.last}
-        pair = test.arms[0], arm
-        return looks(self.running, test.log.days, *pair, **days, alpha=test.alpha, expected_lift=test.expected_lift)
-
     def _bootstrap(self, found: Effect, arm: int, seed: int) -> Effect:
-        control, treatment = (self.columns[self.arm == which] for which in (self.test.arms[0], arm))
+        control, treatment = (self.columns[self.arm == which] for which in (self.design.arms[0], arm))
         rng = np.random.default_rng([seed, arm])
-        low, high = bootstrap_lift(control, treatment, alpha=self.test.alpha, rng=rng)
+        low, high = bootstrap_lift(control, treatment, alpha=self.design.alpha, rng=rng)
         return replace(found, lift=replace(found.lift, low=low, high=high))
 
     def _cuped(self, arm: int) -> Cuped | None:
         if self.earlier is None:
             return None
-        columns = np.concatenate([self.columns, self.earlier], axis=1)
-        adjusted = moments(columns, self.arm, len(self.test.log.arms))
-        chosen = [adjusted[self.test.arms[0]], adjusted[arm]]
-        both = [self.plain[self.test.arms[0]], self.plain[arm]]
-        error, raw = (float(compare(a, b, "log")[1]) for a, b in (chosen, both))
+        control = self.design.arms[0]
+        adjusted = moments(np.concatenate([self.columns, self.earlier], axis=1), self.arm, len(self.design.log.arms))
+        a, b = adjusted[control], adjusted[arm]
+        error = float(compare(a, b, "log")[1])
+        raw = float(compare(self.moments[control], self.moments[arm], "log")[1])
         return Cuped(
-            effect=effect(chosen[0], chosen[1], alpha=self.test.alpha),
+            effect=effect(a, b, alpha=self.design.alpha),
             variance_reduction=1 - (error / raw) ** 2 if raw > 0 else 0.0,
-            seen_before=float((chosen[0].sums[3] + chosen[1].sums[3]) / (chosen[0].n + chosen[1].n)),
+            seen_before=float((a.sums[3] + b.sums[3]) / (a.n + b.n)),
         )
 
-
-def _by_day(log: Exposures, metric: Metric) -> Moments:
-    """Each day alone, `[days, arms]`."""
-    days, arms = len(log.days), len(log.arms)
-    found = moments(by_row(log, metric), log.day * arms + log.arm[log.user], days * arms)
-    return found.reshape(days, arms)
-
-
-def _daily(each_day: Moments, test: Design, arm: int) -> Iterator[DayEffect]:
-    """The days on which both arms have two users at least."""
-    found = effects(each_day[:, test.arms[0]], each_day[:, arm], alpha=test.alpha)
-    for day, (label, each) in enumerate(zip(test.log.days, found, strict=True)):
-        if min(each.control_users, each.treatment_users) >= 2:
-            period = "before" if day < test.first else "after" if day > test.last else "test"
-            yield DayEffect(label, period, each)
-
-
-Day = str | int | date
-
-
-def analyse(
-    exposures: Exposures,
-    *,
-    control: str,
-    treatment: str | Sequence[str] | None = None,
-    start: Day | None = None,
-    end: Day | None = None,
-    shares: Mapping[str, float] | None = None,
-    alpha: float = 0.05,
-    interval: IntervalKind = "delta",
-    expected_lift: float = 0.05,
-    splits: int = 1000,
-    seed: int = 0,
-    report: Report = silent,
-) -> Analysis:
-    """Judge an A/B test.
-
-    Args:
-        exposures: the log.
-        control: the arm that the others are held against.
-        treatment: one arm or several; all others when left out.
-        start: the first day of the test. What users did before is taken out of an estimate of its own (CUPED), and the
-            check of false positives is made on that time.
-        end: the last day of the test; later days are shown but not counted. Only the days of the test tell who is in
-            which arm, and who was seen in two (`Exposures.with_arms_of`).
-        shares: arm -> its intended share of the users; equal when left out.
-        alpha: one less the level of all intervals.
-        interval: of the lift at the end of the test: by the delta method, or by the Poisson bootstrap over users.
-            Errors and p-values are those of the delta method in both.
-        expected_lift: the lift that the test was planned for, where always-valid intervals are tightest.
-        splits: random halves by which false positives are counted; 0 leaves that out.
-        seed: of the bootstrap and the halves.
-        report: told the metrics that are done.
-
-    Raises:
-        ConfigError: when an argument names no arm or day, or is not a number of its kind.
-        DataError: when an arm has no users in the test.
-    """
-    check_alpha(alpha)
-    spread(expected_lift)
-    if interval not in ("delta", "bootstrap"):
-        raise ConfigError(f"interval must be delta or bootstrap; got '{interval}'")
-    if splits < 0:
-        raise ConfigError(f"splits must be a whole number from 0 up; got {splits}")
-    period = _period(exposures, start, end)
-    exposures = exposures.with_arms_of(*period)
-    names = [control, *_treatments(exposures, control, treatment)]
-    test = Design(exposures, names, *period, alpha, expected_lift)
-    totals = test.totals()
-    for arm in totals:
-        if arm.users == 0:
-            raise DataError(f"arm '{arm.name}' of {exposures.name} must have users in the test; it has none")
-    ratio = sample_ratio({arm.name: arm.users for arm in totals}, shares)
-    results: list[Result] = []
-    checks: list[SplitCheck] = []
-    warnings = list(_warnings(exposures, ratio))
-    metrics = metrics_of(exposures)
-    for number, metric in enumerate(metrics):
-        report("analyse", number, len(metrics), metric.title)
-        judged = Judged(test, metric)
-        results += judged.results(interval, seed=seed)
-        warnings += judged.warnings()
-        if splits and (check := judged.check(splits, seed=seed)) is not None:
-            checks.append(check)
-            warnings += _split_warnings(check, metric)
-    report("analyse", len(metrics), len(metrics))
-    return Analysis(
-        name=exposures.name,
-        control=control,
-        treatments=names[1:],
-        days=list(exposures.days),
-        start=exposures.days[test.first],
-        end=exposures.days[test.last],
-        alpha=alpha,
-        interval=interval,
-        expected_lift=expected_lift,
-        arms=totals,
-        results=results,
-        sample_ratio=ratio,
-        splits=checks,
-        crossed=exposures.crossed,
-        unassigned=exposures.unassigned,
-        warnings=warnings,
-    )
-
-
-def _treatments(exposures: Exposures, control: str, treatment: str | Sequence[str] | None) -> list[str]:
-    """The names of the treatments, checked."""
-    if treatment is None:
-        wanted = [name for name in exposures.arms if name != control]
-    else:
-        wanted = [treatment] if isinstance(treatment, str) else list(dict.fromkeys(treatment))
-    for role, name in [("control", control), *(("treatment", name) for name in wanted)]:
-        if name not in exposures.arms:
-            raise ConfigError(
-                f"{role} must be an arm of {exposures.name}, {', '.join(exposures.arms[:10])}; got '{name}'"
-            )
-    if not wanted or control in wanted:
-        got = ", ".join(wanted) or "none"
-        raise ConfigError(f"treatment must be another arm than the control '{control}'; got {got}")
-    return wanted
-
-
-def _period(exposures: Exposures, start: Day | None, end: Day | None) -> tuple[int, int]:
-    """The indices of the first and the last day."""
-    days = exposures.days
-    found = [0, len(days) - 1]
-    for place, (name, day) in enumerate((("start", start), ("end", end))):
-        if day is not None:
-            if str(day) not in days:
-                raise ConfigError(
-                    f"{name} must be a day of {exposures.name}, from '{days[0]}' to '{days[-1]}'; got '{day}'"
-                )
-            found[place] = days.index(str(day))
-    if found[0] > found[1]:
-        raise ConfigError(f"start must not be after end; got {start} and {end}")
-    return found[0], found[1]
-
-
-def _warnings(exposures: Exposures, ratio: SampleRatio) -> Iterator[str]:
-    if not ratio.sound:
-        counts = ", ".join(
-            f"{arm} has {users:,} where {ratio.expected[arm]:,.0f} were expected" for arm, users in ratio.users.items()
-        )
-        yield (
-            f"The arms do not have as many users as they should (p = {ratio.p_value:.0e}): {counts}. Users got lost, "
-            "or came twice, in one of them, and results cannot be trusted before it is known why."
-        )
-    if exposures.crossed:
-        share = exposures.crossed / (exposures.crossed + exposures.users)
-        yield f"{exposures.crossed:,} users ({percent(share)}) were seen in two arms and are left out."
-
-
-def _split_warnings(check: SplitCheck, metric: Metric) -> Iterator[str]:
-    if not check.sound:
-        yield (
-            f"Of {check.splits:,} random splits of the same users, {percent(check.share)} differed in {metric.title} "
-            f"at p < {check.alpha:g} (99 % interval {percent(check.low)} to {percent(check.high)}); p-values are off."
-        )
+    def _daily(self, by_day: Moments, arm: int) -> Iterator[DayEffect]:
+        """Yield the days on which both arms have at least two users."""
+        design = self.design
+        found = effects(by_day[:, design.arms[0]], by_day[:, arm], alpha=design.alpha)
+        for day, (label, each) in enumerate(zip(design.log.days, found, strict=True)):
+            if min(each.control_users, each.treatment_users) >= 2:
+                period = "before" if day < design.first else "after" if day > design.last else "test"
+                yield DayEffect(label, period, each)

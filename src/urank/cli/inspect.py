@@ -8,7 +8,7 @@ import typer
 
 from urank.cli.options import PLOTS, Html, LogOptions, PrintOptions, command
 from urank.log.inspection import inspect
-from urank.report.tables import print_inspection
+from urank.report.inspection_report import print_inspection, write_inspection
 
 __all__ = ["inspect_command"]
 
@@ -40,8 +40,6 @@ def inspect_command(
     with printing.progress() as report:
         inspection = inspect(columns.open(log), randomised=randomised or (), report=report)
     if html is not None:
-        from urank.report.inspection_report import write_inspection  # matplotlib is slow to load
-
         write_inspection(inspection, html)
     notes = [PLOTS.format(html)] if html is not None else []
     printing.show(inspection.to_dict(), lambda console: print_inspection(inspection, console), *notes)

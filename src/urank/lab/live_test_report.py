@@ -1,19 +1,20 @@
-"""The report of a simulated live test: what each of its parts found, what was true, and the rankers it learned."""
+"""The report of a simulated live test: the result and the truth of each of its parts, and the rankers it learned."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
-from urank.report.abtest_report import OUTCOMES, analysis_sections, learned_table, outcome, verdict_table
-from urank.report.tables import bullet, terminal_table
+from urank.report.abtest_report import LIFTS, OUTCOME_STYLES, analysis_sections, level, outcome
+from urank.report.page import Section, write_page
+from urank.report.tables import Table, bullet, number, percent, print_tables
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from urank.lab.live_test import JudgedTest
-    from urank.report.page import Section
 
 __all__ = ["LIVE_PERIODS", "judged_sections", "print_judged", "write_judged"]
 
@@ -37,35 +38,61 @@ _RANKERS = "The rankers that were learned while the test ran. Each serves its ar
 
 
 def print_judged(judged: JudgedTest, console: Console) -> None:
-    """Print the parts of the test and the rankers, the sentence that counts last."""
-    for table in (learned_table(judged), verdict_table(judged)):
-        console.print(terminal_table(table))
-        console.print()
+    """Print the rankers and the parts of the test, then the sentence."""
+    print_tables(console, (_learned_table(judged), _verdict_table(judged)))
     for warning in judged.ab.warnings:
-        bullet(console, "beware", Text(warning))
+        bullet(console, "beware", warning)
     if judged.ab.warnings:
         console.print()
-    console.print(Text(judged.sentence, style=OUTCOMES[outcome(judged.ab.result("ctr"))]))
+    console.print(Text(judged.sentence, style=OUTCOME_STYLES[outcome(judged.ab.result("ctr"))]))
 
 
 def write_judged(judged: JudgedTest, path: str | Path) -> None:
-    """Write the page with the plots."""
-    from urank.report.page import write_page  # matplotlib is slow to load
-
+    """Write the page with plots."""
     write_page(path, "A simulated live test", judged.sentence, judged_sections(judged), footer="urank abtest simulate")
 
 
 def judged_sections(judged: JudgedTest) -> list[Section]:
-    """What the page tells, in order."""
-    from urank.report.page import Section
-
+    """Return the sections of the page."""
     parts = "A/A, A/B, A/A" if judged.aa_after is not None else "A/A, A/B"
     *found, how = analysis_sections(
         judged.ab, truth=judged.true_lift, true_lifts=judged.true_lifts, periods=LIVE_PERIODS
     )
     return [
-        Section(parts, paragraphs=[_WHAT], tables=[verdict_table(judged)], notes=[_VERDICTS, _PAPER]),
+        Section(parts, paragraphs=[_WHAT], tables=[_verdict_table(judged)], notes=[_VERDICTS, _PAPER]),
         *found,
-        Section("Rankers", paragraphs=[_RANKERS], tables=[learned_table(judged)]),
+        Section("Rankers", paragraphs=[_RANKERS], tables=[_learned_table(judged)]),
         how,
     ]
+
+
+def _verdict_table(judged: JudgedTest) -> Table:
+    """The estimated and the true lift of each part of the test."""
+    found = judged.verdicts
+    lifts = [each.effect.lift for each in found]
+    return Table.of_columns(
+        {
+            "test": [each.period for each in found],
+            "metric": [each.metric.name.upper() for each in found],
+            "lift": [percent(lift.value, sign=True) for lift in lifts],
+            f"{level(judged.ab.alpha)} interval": [LIFTS.changes(lift.low, lift.high) for lift in lifts],
+            "0 inside": ["yes" if each.holds_zero else "no" for each in found],
+            "true lift": [percent(each.true_lift, sign=True) if each.true_lift else "0 %" for each in found],
+            "truth inside": ["yes" if each.holds_truth else "no" for each in found],
+            "days": [f"{each.start} – {each.end}" for each in found],
+        }
+    )
+
+
+def _learned_table(judged: JudgedTest) -> Table:
+    """The rankers that were trained during the test."""
+    learned = judged.run.learned
+    return Table.of_columns(
+        {
+            "arm": [each.arm for each in learned],
+            "from day": [str(each.day) for each in learned],
+            "model": [each.model for each in learned],
+            "impressions": [f"{each.impressions:,}" for each in learned],
+            "seconds": [number(each.seconds, 1) for each in learned],
+        }
+    )

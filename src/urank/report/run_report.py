@@ -1,4 +1,4 @@
-"""One report of the whole job: what a model would earn, how it ranks, its click model and curves, and the log."""
+"""The report of a whole run: expected utility, how the model ranks, click curves, click model, and the log."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urank.clicks.item_curves import ItemCurve
-from urank.log.inspection import Inspection
 from urank.report.click_report import FitReport, curve_figure, curve_table, fit_sections
 from urank.report.evaluation_report import evaluation_sections, evaluation_sentence
 from urank.report.inspection_report import inspection_lead, inspection_sections
 from urank.report.page import Chart, Section, write_page
 
 if TYPE_CHECKING:
+    from urank.clicks.item_curves import ItemCurve
     from urank.evaluation.policy_evaluation import Evaluation
+    from urank.log.inspection import Inspection
 
-__all__ = ["write_job"]
+__all__ = ["write_run"]
 
 _METHODS = {
-    "score": "a network or trees, trained to put the list in the order that earns the most, give each item a score, "
-    "and the list is sorted by it",
-    "match": "the click model tells what each item would earn at each position, and the items are matched to positions "
-    "so that the sum is the largest that there is",
-    "ctr1": "the list is sorted by what each item would earn at position 1",
+    "score": "a network or trees, trained for the order with the highest utility, score each item, and the list is "
+    "sorted by the scores",
+    "match": "the click model predicts the utility of each item at each position, and items are matched to positions "
+    "such that the sum is largest",
+    "ctr1": "the list is sorted by the utility of each item at position 1",
 }
 _CURVES = (
     "Of two items, the one whose clicks fall faster has more to lose at a low position. The decay is the exponent a of "
-    "the curve's best fit 1/kᵃ: 0 is clicked alike everywhere, 1 halves at position 2."
+    "the best fit 1/kᵃ to the curve: 0 is flat, with 1 the rate halves at position 2."
 )
 
 
-def write_job(
+def write_run(
     path: str | Path,
     *,
     inspection: Inspection,
@@ -42,37 +42,35 @@ def write_job(
     curves: Sequence[ItemCurve] | None = None,
     by: str = "item_id",
 ) -> None:
-    """Write the page with the plots.
+    """Write the page with plots.
 
     Args:
         path: of the page.
         inspection: of the log.
         fit: the report of the click model.
-        evaluation: what the model would earn. The lead tells of the policy named as `chosen` if there is one, since it
-            is the one that ranks; else of the best.
+        evaluation: of the policies. The lead is about the policy named `chosen` if it was evaluated, since it is the
+            one that ranks; else about the best.
         chosen: the method by which the model ranks.
-        why: how that was chosen, in words, as `ModelFit.why` has it.
-        curves: click curves of some items or groups; left out when there are none.
-        by: what these are: item_id, or what makes a group.
+        why: the reason for that choice, in words, as in `ModelFit.why`.
+        curves: click curves of some items or groups; omitted if there are none.
+        by: the column that these are grouped by.
     """
-    judged = any(policy.name == chosen for policy in evaluation.policies)
-    lead = f"{evaluation_sentence(evaluation, chosen if judged else None)}."
-    sections = [
-        Section("What it would earn", sections=evaluation_sections(evaluation)),
-        Section("How it ranks", paragraphs=[_method(chosen), f"Why {chosen}: {why.removesuffix('.')}."]),
-        _curve_section(curves, by) if curves else None,
-        Section("The click model", paragraphs=[f"{fit.sentence}."], sections=fit_sections(fit)),
-        Section("The log", paragraphs=[inspection_lead(inspection)], sections=inspection_sections(inspection)),
-    ]
-    title = f"A ranking for {Path(inspection.facts.name).name}"
-    write_page(path, title, lead, [section for section in sections if section is not None], footer="urank")
-
-
-def _method(chosen: str) -> str:
-    told = f": {_METHODS[chosen]}" if chosen in _METHODS else ""
-    return f"The model ranks by {chosen}{told}."
-
-
-def _curve_section(curves: Sequence[ItemCurve], by: str) -> Section:
-    chart = Chart(curve_figure(curves), f"P(click | item, position) by the click model, by {by}.")
-    return Section("Click curves", paragraphs=[_CURVES], charts=[chart], tables=[curve_table(curves, by)])
+    evaluated = any(policy.name == chosen for policy in evaluation.policies)
+    method = f"The model ranks by {chosen}{f': {_METHODS[chosen]}' if chosen in _METHODS else ''}."
+    curve_section = None
+    if curves:
+        chart = Chart(curve_figure(curves), f"P(click | item, position) by the click model, by {by}.")
+        curve_section = Section("Click curves", paragraphs=[_CURVES], charts=[chart], tables=[curve_table(curves, by)])
+    write_page(
+        path,
+        f"A ranking for {Path(inspection.facts.name).name}",
+        f"{evaluation_sentence(evaluation, chosen if evaluated else None)}.",
+        [
+            Section("Expected utility", sections=evaluation_sections(evaluation)),
+            Section("How it ranks", paragraphs=[method, f"Why {chosen}: {why.removesuffix('.')}."]),
+            curve_section,
+            Section("The click model", paragraphs=[f"{fit.sentence}."], sections=fit_sections(fit)),
+            Section("The log", paragraphs=[inspection_lead(inspection)], sections=inspection_sections(inspection)),
+        ],
+        footer="urank",
+    )

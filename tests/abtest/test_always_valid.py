@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from abtest.made import log_of
-from urank.abtest.always_valid import ENOUGH_USERS, always_p, looks, multiplier, running, spread
+from abtest.helpers import log_of
+from benchmarks.ab_visits import simulate_visits
+from urank.abtest.always_valid import ENOUGH_USERS, always_p, looks, mixture_tau, multiplier, running_totals
 from urank.abtest.effects import effect, moments
 from urank.abtest.exposures import Exposures
 from urank.abtest.metrics import METRICS, Metric, by_user
 from urank.errors import ConfigError
-from urank.lab.visits import simulate_visits
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_a_path_without_a_lift_passes_the_bound_less_often_than_alpha() -> None:
 
 
 def test_tau_is_the_log_of_the_ratio() -> None:
-    assert spread(0.05) == pytest.approx(log(1.05))
-    assert spread(-0.05) == pytest.approx(-log(0.95))
+    assert mixture_tau(0.05) == pytest.approx(log(1.05))
+    assert mixture_tau(-0.05) == pytest.approx(-log(0.95))
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="expected_lift must be above −1 and not 0"):
-            spread(wrong)
+            mixture_tau(wrong)
 
 
 # Looks
@@ -91,7 +91,7 @@ def test_tau_is_the_log_of_the_ratio() -> None:
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_a_look_is_what_a_test_that_ended_then_would_say(visits: Exposures, metric: Metric) -> None:
     test = visits.between(2, 7)
-    found = {look.day: look for look in looks(running(test, metric), test.days, 0, 1, first=2, last=6)}
+    found = {look.day: look for look in looks(running_totals(test, metric), test.days, 0, 1, first=2, last=6)}
     assert list(found) == list(visits.days[2:7])
     for day in range(2, 7):
         columns = by_user(visits.between(2, day), metric)
@@ -115,11 +115,11 @@ def test_looks_wait_until_there_are_users_enough() -> None:
         for arm in (0, 1)
         for day in (user, user + 1)
     ]
-    found = running(log_of(rows), METRICS[0])
-    told = looks(found, tuple(map(str, range(61))), 0, 1)
-    assert told[0].control_users == told[0].treatment_users == ENOUGH_USERS
+    found = running_totals(log_of(rows), METRICS[0])
+    daily = looks(found, tuple(map(str, range(61))), 0, 1)
+    assert daily[0].control_users == daily[0].treatment_users == ENOUGH_USERS
     assert looks(found, tuple(map(str, range(61))), 0, 1, last=48) == []
     few = [(user, "AB"[user % 2], 0, int(user < 19), 1.0) for user in range(200)]
-    assert looks(running(log_of(few), METRICS[0]), ("0",), 0, 1) == []  # nine users of B clicked
+    assert looks(running_totals(log_of(few), METRICS[0]), ("0",), 0, 1) == []  # nine users of B clicked
     more = [(user, "AB"[user % 2], 0, int(user < 20), 1.0) for user in range(200)]
-    assert len(looks(running(log_of(more), METRICS[0]), ("0",), 0, 1)) == 1
+    assert len(looks(running_totals(log_of(more), METRICS[0]), ("0",), 0, 1)) == 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.ab_visits import CLICKS, SHOWN, VISITS, impressions_of, simulate_visits
 from urank.abtest.exposures import read_exposures
-from urank.errors import ConfigError
-from urank.lab.visits import CLICKS, SHOWN, VISITS, impressions_of, simulate_visits
 
 
 def test_rates_are_those_stated() -> None:
@@ -51,17 +49,3 @@ def test_impressions_are_the_same_log() -> None:
 def test_the_same_seed_gives_the_same() -> None:
     one, other = (simulate_visits(100, rng=np.random.default_rng(4)) for _ in range(2))
     np.testing.assert_array_equal(one.revenue, other.revenue)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"users": 0}, "users and days must be at least 1, before at least 0; got 0, 14 and 0"),
-        ({"before": -1}, "users and days must be at least 1, before at least 0; got 10, 14 and -1"),
-        ({"lift": 2.0}, "lift must be from −1 to 1 and share between 0 and 1; got 2.0 and 0.5"),
-        ({"share": 1.0}, "lift must be from −1 to 1 and share between 0 and 1; got 0.0 and 1.0"),
-    ],
-)
-def test_worlds_that_are_none(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        simulate_visits(**({"users": 10, "rng": np.random.default_rng(0)} | settings))
