@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from urank.abtest.effects import Floats, Ints
 from urank.errors import ConfigError, DataError
-from urank.log.columns import ROW, RowName, can_play, check_mapping, no_column, role_expr
-from urank.log.reader import PARQUET, FileFormat, add_partitions, find_files, open_file, table_frame
+from urank.log.columns import ROW, RowName, can_play, check_mapping, missing_column, role_expr
+from urank.log.reader import PARQUET, TableFile, add_partitions, find_files, open_file, table_frame
 from urank.log.splits import stable_hash
 from urank.progress import Report, silent
 
@@ -258,7 +258,7 @@ class Source:
         }
         for role in ("user_id", "arm", "click") if self._arms else ("user_id", "click"):
             if role not in roles:
-                raise no_column(role, dtypes, name)
+                raise missing_column(role, dtypes, name)
         if not self._arms:
             roles.pop("arm", None)
         if "day" in roles:
@@ -308,7 +308,7 @@ def _id_type(types: list[pl.DataType]) -> pl.DataType | None:
     return types[0] if len(set(types)) == 1 and (types[0].is_integer() or types[0] == pl.String) else None
 
 
-def _rows(file: FileFormat, columns: list[str]) -> Iterator[tuple[int, pl.LazyFrame]]:
+def _rows(file: TableFile, columns: list[str]) -> Iterator[tuple[int, pl.LazyFrame]]:
     """The first row and the rows of each part of a file: of Parquet all at once, since it is not read before asked."""
     if file.path.name.endswith(PARQUET):
         own = [column for column in columns if column not in file.constants]

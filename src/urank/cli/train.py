@@ -36,7 +36,7 @@ from urank.log.prepare import prepare
 from urank.memory import Memory
 from urank.progress import Report, bars
 from urank.ray.cluster import Cluster
-from urank.storage import is_remote, refuse_taken, remove_folder, to_path
+from urank.storage import check_target, is_remote, remove_folder, to_path
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.ranking.settings import UrankConfig
@@ -196,7 +196,7 @@ def train_command(
 
     checked = validate(UrankConfig, settings, str(config) if config is not None else "the model")
     refuse_url(output, "--output")
-    refuse_taken(output, marker="manifest.json", overwrite=overwrite)
+    check_target(output, marker="manifest.json", overwrite=overwrite)
     if truth is not None:
         read_truth(truth)  # better refused now than after the training
     working = output.absolute().with_name(f".{output.name}.training")

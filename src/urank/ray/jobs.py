@@ -195,7 +195,7 @@ def prepare_on_ray(
             schema = {QUERY: pl.UInt64, "timestamp": pl.Int64}
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
-                raise log.empty()
+                raise log.empty_error()
         assign, cuts = assignment(split, valid, test, times)
         summary = Summary(log.schema, last)
         report("writing", 0, buckets)
@@ -207,7 +207,7 @@ def prepare_on_ray(
             report("writing", done, buckets)
         report("writing", buckets, buckets)
         if not files:
-            raise log.empty()
+            raise log.empty_error()
         refuse_lost_files(target, files)
         return describe(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 

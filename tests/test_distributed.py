@@ -142,26 +142,26 @@ def messages() -> dict[str, Any]:
         "from first": distributed.broadcast(lambda: {"made by": number, "as one of": distributed.size(), "text": "ä"}),
         "bytes": distributed.broadcast_bytes(lambda: bytes([number, 0, 255])).hex(),
         "no bytes": distributed.broadcast_bytes(lambda: b"").hex(),
-        "gathered": distributed.gathered([number, None, "ä" * number]),
-        "gathered bytes": [data.hex() for data in distributed.gathered_bytes(b"\x01" * 3 * number)],
-        "gathered no bytes": [data.hex() for data in distributed.gathered_bytes(b"")],
+        "gathered": distributed.all_gather([number, None, "ä" * number]),
+        "gathered bytes": [data.hex() for data in distributed.all_gather_bytes(b"\x01" * 3 * number)],
+        "gathered no bytes": [data.hex() for data in distributed.all_gather_bytes(b"")],
         "failed bytes": refusal(lambda: distributed.broadcast_bytes(failed)),
         "failed": refusal(lambda: distributed.broadcast(failed)),
         "not JSON": refusal(lambda: distributed.broadcast(lambda: {1, 2})),
     }
     with distributed.single_process():
-        told["alone"] = [
+        told["single process"] = [
             distributed.size(),
             distributed.rank(),
             list(distributed.share(5)),
             *distributed.all_reduce_sum([number]),
-            *distributed.gathered(number),
+            *distributed.all_gather(number),
         ]
     refusal(in_vain_alone)
     if number == 0:
         with distributed.single_process():  # the other need not take part
-            told["by the first"] = distributed.broadcast(lambda: distributed.gathered("x"))
-    told["shares"] = [distributed.gathered(list(distributed.share(count))) for count in range(8)]
+            told["by the first"] = distributed.broadcast(lambda: distributed.all_gather("x"))
+    told["shares"] = [distributed.all_gather(list(distributed.share(count))) for count in range(8)]
     return told
 
 
@@ -317,7 +317,7 @@ def test_the_first_tells_the_others(told: list[dict[str, Any]]) -> None:
     ],
 )
 def test_when_the_first_fails_all_fail(told: list[dict[str, Any]], name: str, reason: str) -> None:
-    assert heard(told, name) == [reason, "RuntimeError: another worker failed and says why"]
+    assert heard(told, name) == [reason, "RuntimeError: the first worker failed; its own error has the reason"]
 
 
 def test_all_hear_what_each_says(told: list[dict[str, Any]]) -> None:
