@@ -396,9 +396,7 @@ def _list_keys(frame: pl.DataFrame) -> list[str]:
     return [name for name in _LIST_KEYS if name in frame.columns]
 
 
-def _whole_lists(
-    batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None]
-) -> Rows:
+def _whole_lists(batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None]) -> Rows:
     """Cut batches between lists: rows that may continue in the next batch wait for it.
 
     Args:

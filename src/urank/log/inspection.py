@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError
 from urank.log.columns import ITEM, LIST, QUERY, ROW, SESSION, LogSchema
+from urank.log.dataset import shown_positions
 from urank.log.identifiability import (
     MIN_CLICKS,
     MOST_SHARED,
@@ -24,7 +25,6 @@ from urank.log.identifiability import (
     predict_position,
     ranges,
 )
-from urank.log.prepare import positions_of
 from urank.log.ragged import offsets_of_runs
 from urank.log.reader import Log
 from urank.log.splits import stable_hash
@@ -509,7 +509,7 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
         raise ConfigError(f"randomised lists are told by their policy; {log.name} has no column that plays that role")
     tally = Tally(log.schema)
     losing: dict[str, None] = {}
-    last = positions_of(log.name)
+    last = shown_positions(log.name)
     for frame, done in prefetch(log.batches(lambda raw: losing.update(dict.fromkeys(log.schema.losing_digits(raw))))):
         frame = frame if last is None else frame.filter(pl.col("position") <= last)
         if frame.height:
@@ -606,7 +606,7 @@ def _refuse_twice(log: Log, tally: Tally) -> None:
     rows = pl.concat(parts)
     rows = rows.filter(pl.col("position").is_duplicated()).sort("position", ROW)
     ids = rows["session_id"].to_list() if "session_id" in rows.columns else [None] * rows.height
-    raise log.position_twice(rows["query_id"][0], ids[0], rows["position"][0], rows[ROW].head(2).to_list())
+    raise log.duplicate_position_error(rows["query_id"][0], ids[0], rows["position"][0], rows[ROW].head(2).to_list())
 
 
 def _interventions(

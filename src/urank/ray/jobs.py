@@ -23,15 +23,15 @@ from urank.evaluation.policy_evaluation import Evaluation
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
 from urank.log.prepare import (
-    Assign,
+    DatasetSummary,
+    SplitRule,
     SplitWriter,
-    Summary,
-    assignment,
-    describe,
-    refuse_clicks_beyond,
+    add_hashes,
+    refuse_unseen_clicks,
+    split_rule,
     validate_arguments,
-    with_keys,
     write_bucket,
+    write_schema,
 )
 from urank.log.reader import PARQUET, Log, find_files
 from urank.log.splits import SPLITS, stable_hash
@@ -196,8 +196,8 @@ def prepare_on_ray(
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
                 raise log.empty_error()
-        assign, cuts = assignment(split, valid, test, times)
-        summary = Summary(log.schema, last)
+        assign, cuts = split_rule(split, valid, test, times)
+        summary = DatasetSummary(log.schema, last)
         report("writing", 0, buckets)
         settings |= {"assign": assign}
         files: list[str] = []
@@ -209,15 +209,15 @@ def prepare_on_ray(
         if not files:
             raise log.empty_error()
         refuse_lost_files(target, files)
-        return describe(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 
 
 def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **_: Any) -> Iterator[pa.Table]:
     """The rows of some files, each with the bucket that its query belongs to."""
     for frame, _done in log.batches(only=[int(number) for number in batch["source"]]):
         if last is not None:
-            refuse_clicks_beyond(log, frame, last)
-        keyed = with_keys(frame)
+            refuse_unseen_clicks(log, frame, last)
+        keyed = add_hashes(frame)
         bucket = pl.Series(GROUP, (keyed[QUERY].to_numpy() % np.uint64(buckets)).astype(np.int32))
         yield keyed.with_columns(bucket).to_arrow()
 
@@ -228,11 +228,11 @@ def _times(table: pa.Table, **_: Any) -> pa.Table:
     return latest.select(query=pl.col(QUERY).implode(), latest=pl.col("timestamp").implode()).to_arrow()
 
 
-def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Assign, **_: Any) -> pa.Table:
+def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: SplitRule, **_: Any) -> pa.Table:
     """Sort a bucket into lists and write those of each split; a task that is run again writes the same files."""
     frame = pl.DataFrame(pl.from_arrow(table))
     prefix = f"part-{int(frame[GROUP][0]):05d}-"
-    summary = Summary(log.schema, last)
+    summary = DatasetSummary(log.schema, last)
     with ThreadPoolExecutor(max_workers=1) as background:
         writers = {name: SplitWriter(target / name, background, prefix) for name in SPLITS}
         write_bucket(log, frame.drop(GROUP), assign, writers, summary)
