@@ -28,7 +28,7 @@ def test_units(text: str, total: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "4", "GB", "4gb", "4 KB", "4G", "-4GB", "1e3GB", "4,5GB", ".5TB", "4GB free"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"memory must be a number with one of the units .*; got '{text}'"):
+    with pytest.raises(ConfigError, match=f"memory must be a number with one of .*; got '{text}'"):
         Memory.parse(text)
 
 

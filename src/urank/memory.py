@@ -37,9 +37,7 @@ class Memory:
         """
         found = _SIZE.fullmatch(text)
         if found is None:
-            raise ConfigError(
-                f"memory must be a number with one of the units {', '.join(_UNITS)}, such as 4GB; got '{text}'"
-            )
+            raise ConfigError(f"memory must be a number with one of {', '.join(_UNITS)}, as in 4GB; got '{text}'")
         total = int(float(found[1]) * _UNITS[found[2]])
         if total < _MIN_BYTES:
             raise ConfigError(f"memory must be at least 2GB, about half of which the libraries need; got '{text}'")

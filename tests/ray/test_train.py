@@ -82,5 +82,5 @@ def test_a_killed_worker_does_not_end_the_training(larger: Small, cluster: Clust
 
 
 def test_what_a_worker_refuses_is_told_once(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder that urank prepare wrote"):
+    with pytest.raises(DataError, match="was not written by urank prepare"):
         train_on_ray(str(tmp_path / "none"), CONFIG, cluster, checkpoints=str(tmp_path / "state"))

@@ -151,43 +151,50 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
     """
     if randomised and "policy" not in log.schema.roles:
         raise ConfigError(f"randomised needs a column that plays 'policy'; {log.name} has none")
-    tally = _Counters(log.schema)
+    counters = _Counters(log.schema)
     losing: dict[str, None] = {}
     last = shown_positions(log.name)
     for frame, done in prefetch(log.batches(lambda raw: losing.update(dict.fromkeys(log.schema.losing_digits(raw))))):
         frame = frame if last is None else frame.filter(pl.col("position") <= last)
         if frame.height:
-            tally.add(frame)
+            counters.add(frame)
         report("inspecting", done, log.size)
-    _refuse_duplicate_positions(log, tally)
-    cells, lists, sample = tally.cells(), tally.lists(), tally.sample()
-    if randomised:
-        _check_policies(cells, randomised, log.name)
-    alike = tally.alike()
-    distinguishable = tally.has_item_ids or alike <= MAX_ALIKE
-    graph = _position_graph(tally, cells, randomised, distinguishable=distinguishable)
+    _refuse_duplicate_positions(log, counters)
+    cells, lists, sample = counters.cells(), counters.lists(), counters.sample()
+    for policy in randomised:
+        known = cells["policy"].drop_nulls().unique().sort().to_list()
+        if policy not in known:
+            policies = ", ".join(known[:10])
+            raise ConfigError(f"no list of {log.name} has the policy '{policy}'; its policies are {policies}")
+    alike = counters.alike()
+    distinguishable = counters.has_item_ids or alike <= MAX_ALIKE
+    graph = _position_graph(counters, cells, randomised, distinguishable=distinguishable)
     after_click = click_outcomes(sample, log.schema)
     everything, by_policy = _confounding(sample, log.schema, _policies(cells, randomised), after_click)
-    curve = _curve(cells)
+    value = None
+    if "value" in log.schema.roles:
+        values = sample["value"].to_numpy()
+        value = _quantiles(values, (0, 1, 25, 50, 75, 99, 100)) | {"zero": float((values == 0).mean())}
+    curve = _rates(cells)
     spans = lists["bottom"] - lists["top"] + 1
     facts = Facts(
         name=log.name,
-        rows=tally.rows,
+        rows=counters.rows,
         clicks=sum(curve.clicks),
         queries=lists[QUERY].n_unique(),
         lists=lists.height,
         items=graph.items if "item_id" in log.schema.roles else None,
         alike=alike,
         list_length=_quantiles(lists["n"].to_numpy(), (0, 10, 50, 90, 100)),
-        lists_without_click=_share(lists["clicks"] == 0),
-        lists_below_top=_share(lists["top"] > 1),
-        lists_with_gaps=_share(spans > lists["n"]),
+        lists_without_click=float((lists["clicks"] == 0).to_numpy().mean()),
+        lists_below_top=float((lists["top"] > 1).to_numpy().mean()),
+        lists_with_gaps=float((spans > lists["n"]).to_numpy().mean()),
         features=len(log.schema.features),
         curve=curve,
-        by_policy=_curves(cells, "policy"),
-        by_category=_curves(cells, "category"),
-        value=_values(sample) if "value" in log.schema.roles else None,
-        missing=tally.missing(),
+        by_policy=_rates_by(cells, "policy"),
+        by_category=_rates_by(cells, "category"),
+        value=value,
+        missing=counters.missing(),
         confounding=everything,
         confounding_by_policy=by_policy,
         outcomes=after_click,
@@ -195,12 +202,12 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
         id_like=id_like(sample, log.schema),
         losing_digits=list(losing),
         interventions=graph,
-        same_query_moves=tally.same_query_moves() if distinguishable else 0,
+        same_query_moves=counters.same_query_moves() if distinguishable else 0,
     )
     return Inspection(facts, _assess(facts, randomised))
 
 
-def _curve(cells: pl.DataFrame) -> PositionRates:
+def _rates(cells: pl.DataFrame) -> PositionRates:
     by_position = cells.group_by("position").agg(pl.col("n", "clicks").sum()).sort("position")
     n, clicks = by_position["n"].to_numpy().astype(np.int64), by_position["clicks"].to_numpy()
     low, high = wilson_interval(clicks, n)
@@ -210,20 +217,13 @@ def _curve(cells: pl.DataFrame) -> PositionRates:
     )
 
 
-def _curves(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
+def _rates_by(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
     """Return the click rates by position of the largest groups."""
     if group not in cells.columns:
         return {}
     named = cells.with_columns(pl.col(group).fill_null("missing"))
     sizes = named.group_by(group).agg(pl.col("n").sum()).sort(["n", group], descending=[True, False])
-    return {name: _curve(named.filter(pl.col(group) == name)) for name in sizes[group].head(MAX_GROUPS).to_list()}
-
-
-def _check_policies(cells: pl.DataFrame, randomised: Collection[str], name: str) -> None:
-    known = cells["policy"].drop_nulls().unique().sort().to_list()
-    for policy in randomised:
-        if policy not in known:
-            raise ConfigError(f"no list of {name} has the policy '{policy}'; its policies are {', '.join(known[:10])}")
+    return {name: _rates(named.filter(pl.col(group) == name)) for name in sizes[group].head(MAX_GROUPS).to_list()}
 
 
 def _policies(cells: pl.DataFrame, randomised: Collection[str]) -> list[str]:
@@ -235,9 +235,9 @@ def _policies(cells: pl.DataFrame, randomised: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*largest, *sorted(randomised)]))
 
 
-def _refuse_duplicate_positions(log: Log, tally: _Counters) -> None:
+def _refuse_duplicate_positions(log: Log, counters: _Counters) -> None:
     """Refuse a log in which a list has a position twice; its rows are found in a second pass."""
-    found = tally.duplicate_position()
+    found = counters.duplicate_position()
     if found is None:
         return
     query, session = found
@@ -254,7 +254,7 @@ def _refuse_duplicate_positions(log: Log, tally: _Counters) -> None:
 
 
 def _position_graph(
-    tally: _Counters, cells: pl.DataFrame, randomised: Collection[str], *, distinguishable: bool
+    counters: _Counters, cells: pl.DataFrame, randomised: Collection[str], *, distinguishable: bool
 ) -> PositionGraph:
     K = int(cells["position"].max())  # type: ignore[arg-type]
     random_clicks, shown = np.zeros(K, dtype=np.int64), np.zeros(K, dtype=np.bool_)
@@ -265,7 +265,7 @@ def _position_graph(
     if not distinguishable:
         nothing = np.zeros(0, dtype=np.int64)
         return position_graph(nothing, nothing, nothing, random_clicks, shown=shown)
-    pairs, share = tally.pairs()
+    pairs, share = counters.pairs()
     number = pairs[ITEM].rle_id().to_numpy().astype(np.int64)
     position, clicks = pairs["position"].to_numpy().astype(np.int64), pairs["clicks"].to_numpy()
     return position_graph(number, position, clicks, random_clicks, shown=shown, share=share)
@@ -282,18 +282,9 @@ def _confounding(
     return of(sample), {name: found for name, found in by_policy.items() if found is not None}
 
 
-def _values(sample: pl.DataFrame) -> dict[str, float]:
-    values = sample["value"].to_numpy()
-    return _quantiles(values, (0, 1, 25, 50, 75, 99, 100)) | {"zero": float((values == 0).mean())}
-
-
 def _quantiles(x: NDArray[Any], percents: tuple[int, ...]) -> dict[str, float]:
     found = {f"p{percent}": float(np.percentile(x, percent)) for percent in percents}
     return {"mean": float(x.mean(dtype=np.float64)), **found}
-
-
-def _share(flags: pl.Series) -> float:
-    return float(flags.to_numpy().mean())
 
 
 def wilson_interval(
