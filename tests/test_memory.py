@@ -28,10 +28,8 @@ def test_units(text: str, total: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "4", "GB", "4gb", "4 KB", "4G", "-4GB", "1e3GB", "4,5GB", ".5TB", "4GB free"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError, match=f"memory must be a number with one of .*; got '{text}'"):
         Memory.parse(text)
-    units = "MB, GB, TB, MiB, GiB, TiB"
-    assert str(refusal.value) == f"memory must be a number with one of {units}, as 4GB; got '{text}'"
 
 
 @pytest.mark.parametrize("text", ["0GB", "1.999GB", "1999MB", "1.8GiB"])

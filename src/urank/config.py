@@ -1,4 +1,7 @@
-"""Configurations: frozen pydantic models and TOML; unknown keys are refused, each problem is told in one sentence."""
+"""Settings: frozen pydantic models read from TOML.
+
+Unknown keys are refused, and every validation problem becomes one sentence.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from urank.errors import ConfigError
 
-__all__ = ["Settings", "deep_merge", "read_toml", "to_jsonable", "to_toml", "validate"]
+__all__ = ["Settings", "deep_merge", "read_toml", "to_jsonable", "validate"]
 
 
 def to_jsonable(value: Any) -> Any:
-    """The same in lists and dictionaries: null for what is not finite, text for keys, lists for arrays.
+    """Convert nested values for JSON: keys to text, arrays and tuples to lists, NaN and infinity to None.
 
-    >>> plain({1: (0.5, float("nan")), "a": np.array([2.0, np.inf])})
+    >>> to_jsonable({1: (0.5, float("nan")), "a": np.array([2.0, np.inf])})
     {'1': [0.5, None], 'a': [2.0, None]}
     """
     if isinstance(value, Mapping):
@@ -32,13 +34,14 @@ def to_jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-M = TypeVar("M", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Settings(BaseModel):
-    """A configuration whose tables may be given in part: what they leave out has the default of this place.
+    """Base class of settings whose nested tables may be given in part.
 
-    Without it, a training of other length would also have another step, that of training in general.
+    A key missing from a nested table takes the default of the outer model's field, not that of the nested model. So
+    changing the number of epochs alone does not also reset the learning rate.
 
     >>> class Step(BaseModel):
     ...     epochs: int = 30
@@ -53,35 +56,35 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_what_is_left_out(cls, values: Any) -> Any:
+    def _fill_nested_defaults(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        kept = dict(values)
+        filled = dict(values)
         for name, field in cls.model_fields.items():
-            if isinstance(field.default, BaseModel) and isinstance(kept.get(name), Mapping):
-                kept[name] = deep_merge(field.default.model_dump(exclude_unset=True), kept[name])
-        return kept
+            if isinstance(field.default, BaseModel) and isinstance(filled.get(name), Mapping):
+                filled[name] = deep_merge(field.default.model_dump(exclude_unset=True), filled[name])
+        return filled
 
 
-def deep_merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of both, those of `over` where both have one; table by table.
+def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested mappings; where both have a value, take that of `override`.
 
-    >>> laid_over({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 9}})
+    >>> deep_merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 9}})
     {'a': {'b': 1, 'c': 9}, 'd': 3}
     """
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = deep_merge(merged[key], value) if both else value
+    merged = dict(base)
+    for key, value in override.items():
+        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = deep_merge(merged[key], value) if nested else value
     return merged
 
 
-def validate(model: type[M], values: Mapping[str, Any], source: str = "the configuration") -> M:
-    """A checked configuration, or a `ConfigError` that names the first key that is wrong.
+def validate(model: type[Model], values: Mapping[str, Any], source: str = "the configuration") -> Model:
+    """Validate values against a pydantic model; raise a `ConfigError` that names the first invalid key.
 
     >>> class Size(BaseModel, extra="forbid"):
     ...     width: int
-    >>> build(Size, {"width": "broad"})
+    >>> validate(Size, {"width": "broad"})
     Traceback (most recent call last):
         ...
     urank.errors.ConfigError: width in the configuration: input should be a valid integer, ...; got 'broad'
@@ -101,9 +104,9 @@ def validate(model: type[M], values: Mapping[str, Any], source: str = "the confi
         raise ConfigError(f"{place} in {source}: {reason}; got {first['input']!r}") from None
 
 
-def _keys(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """The keys of the table at a place within a configuration."""
-    for part in place:
+def _keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the nested table at a location of a pydantic error."""
+    for part in location:
         field = model.model_fields.get(str(part))
         if field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             model = field.annotation
@@ -111,15 +114,10 @@ def _keys(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The keys of a TOML file."""
+    """Read a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-
-
-def to_toml(config: BaseModel) -> str:
-    """The configuration as TOML; keys that are not set are left out."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

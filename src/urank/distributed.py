@@ -1,7 +1,7 @@
-"""Workers that learn together, each from its share of the lists, and agree on every number that decides anything.
+"""Collective operations over `torch.distributed`. Without a process group these are no-ops.
 
-They are the ranks of `torch.distributed`, whoever started them; a process that is not part of a group is a team of
-one, for which all of this does nothing. What workers tell each other travels as tensors or JSON.
+Each worker trains on its share of the lists, and all workers agree on every number that affects a decision. Messages
+are tensors or JSON. Torch is imported only inside a process group.
 """
 
 from __future__ import annotations
@@ -20,55 +20,54 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "all_gather",
+    "all_gather_bytes",
     "all_reduce_sum",
     "broadcast",
     "broadcast_bytes",
-    "gathered",
-    "gathered_bytes",
     "rank",
     "share",
     "single_process",
     "size",
 ]
 
-_ALONE: ContextVar[bool] = ContextVar("urank_alone", default=False)
+_SINGLE: ContextVar[bool] = ContextVar("urank_single_process", default=False)
 
 
 def size() -> int:
-    """The number of workers."""
-    dist = sys.modules.get("torch.distributed")  # who has not loaded it is in no group
-    return int(dist.get_world_size()) if dist is not None and dist.is_initialized() and not _ALONE.get() else 1
+    """Return the number of workers."""
+    dist = sys.modules.get("torch.distributed")  # a process that has not imported it is in no group
+    return int(dist.get_world_size()) if dist is not None and dist.is_initialized() and not _SINGLE.get() else 1
 
 
 def rank() -> int:
-    """The number of this worker, from 0."""
+    """Return the number of this worker, from 0."""
     return int(sys.modules["torch.distributed"].get_rank()) if size() > 1 else 0
 
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Within this block this worker is a team of one: for what each does by itself, or only one of them does."""
-    token = _ALONE.set(True)
+    """Leave the process group within this block, for work that each worker, or only one of them, does alone."""
+    token = _SINGLE.set(True)
     try:
         yield
     finally:
-        _ALONE.reset(token)
+        _SINGLE.reset(token)
 
 
 def share(count: int) -> range:
-    """This worker's part of so many things in a row; all parts are of the same size, or of two that differ by one.
+    """Return this worker's contiguous part of `range(count)`; the sizes of the parts differ by at most one.
 
     >>> share(5)
     range(0, 5)
     """
-    first, last = (count * worker // size() for worker in (rank(), rank() + 1))
-    return range(first, last)
+    return range(count * rank() // size(), count * (rank() + 1) // size())
 
 
 def all_reduce_sum(values: Sequence[float]) -> list[float]:
-    """The sums of numbers over the workers, the same in each.
+    """Sum each number over the workers; every worker gets the same bits.
 
-    >>> total([1, 2.5])
+    >>> all_reduce_sum([1, 2.5])
     [1.0, 2.5]
     """
     if size() == 1:
@@ -82,18 +81,18 @@ def all_reduce_sum(values: Sequence[float]) -> list[float]:
 
 
 def broadcast(make: Callable[[], Any]) -> Any:
-    """What the first worker makes of something that JSON can hold; the others wait for it.
+    """Send a JSON-serialisable value, computed by the first worker, to all workers.
 
-    >>> from_first(lambda: {"a": 1.5})
+    >>> broadcast(lambda: {"a": 1.5})
     {'a': 1.5}
     """
     return make() if size() == 1 else json.loads(broadcast_bytes(lambda: json.dumps(make()).encode()))
 
 
 def broadcast_bytes(make: Callable[[], bytes]) -> bytes:
-    """Bytes that the first worker makes; the others wait for them.
+    """Send bytes, computed by the first worker, to all workers; if computing them fails, every worker raises.
 
-    >>> bytes_from_first(lambda: b"x")
+    >>> broadcast_bytes(lambda: b"x")
     b'x'
     """
     if size() == 1:
@@ -103,38 +102,38 @@ def broadcast_bytes(make: Callable[[], bytes]) -> bytes:
         try:
             with single_process():
                 made = make()
-        except Exception as error:  # the others must hear of it, or they wait for ever
+        except Exception as error:  # without being notified, the others would wait forever
             failure = error
     (failed,) = all_reduce_sum([failure is not None])
     if failure is not None:
         raise failure
     if failed:
-        raise RuntimeError("another worker failed and says why")
+        raise RuntimeError("the first worker failed; its own error has the reason")
     import torch
     import torch.distributed as dist
 
     length = torch.tensor([len(made)], device=_device())
     dist.broadcast(length, 0)
-    content = _bytes(made) if rank() == 0 else torch.empty(int(length), dtype=torch.uint8, device=_device())
+    content = _to_tensor(made) if rank() == 0 else torch.empty(int(length), dtype=torch.uint8, device=_device())
     dist.broadcast(content, 0)
     return content.cpu().numpy().tobytes()
 
 
-def gathered(value: Any) -> list[Any]:
-    """What each worker says, in the order of the workers; values are what JSON can hold.
+def all_gather(value: Any) -> list[Any]:
+    """Collect a JSON-serialisable value from each worker, in the order of the workers.
 
-    >>> gathered("x")
+    >>> all_gather("x")
     ['x']
     """
     if size() == 1:
         return [value]
-    return [json.loads(data) for data in gathered_bytes(json.dumps(value).encode())]
+    return [json.loads(data) for data in all_gather_bytes(json.dumps(value).encode())]
 
 
-def gathered_bytes(data: bytes) -> list[bytes]:
-    """The bytes of each worker, in the order of the workers.
+def all_gather_bytes(data: bytes) -> list[bytes]:
+    """Collect bytes from each worker, in the order of the workers.
 
-    >>> gathered_bytes(b"x")
+    >>> all_gather_bytes(b"x")
     [b'x']
     """
     if size() == 1:
@@ -144,23 +143,22 @@ def gathered_bytes(data: bytes) -> list[bytes]:
 
     lengths = [0.0] * size()
     lengths[rank()] = float(len(data))
-    known = [int(length) for length in all_reduce_sum(lengths)]
-    longest = max(known)
-    mine = torch.zeros(longest, dtype=torch.uint8, device=_device())
-    mine[: len(data)] = _bytes(data)
+    counts = [int(length) for length in all_reduce_sum(lengths)]
+    mine = torch.zeros(max(counts), dtype=torch.uint8, device=_device())
+    mine[: len(data)] = _to_tensor(data)
     parts = [torch.empty_like(mine) for _ in range(size())]
     dist.all_gather(parts, mine)
-    return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, known, strict=True)]
+    return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, counts, strict=True)]
 
 
-def _bytes(data: bytes) -> Tensor:
+def _to_tensor(data: bytes) -> Tensor:
     import torch
 
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(_device())
 
 
 def _device() -> torch.device:
-    """Where messages lie: NCCL knows only GPUs."""
+    """Return the device of messages: NCCL supports only GPUs."""
     import torch
     import torch.distributed as dist
 

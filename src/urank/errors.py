@@ -1,6 +1,6 @@
-"""The few kinds of error that urank raises on purpose.
+"""The errors that urank raises on purpose.
 
-Each message is one sentence that names the argument, or the file and row, what was required and what came.
+Each message is one sentence that names the argument, or the file and row, the requirement and the value received.
 The command line prints it without a traceback and exits with code 2.
 """
 
@@ -10,16 +10,16 @@ __all__ = ["ConfigError", "DataError", "TooFewError", "UrankError"]
 
 
 class UrankError(Exception):
-    """Base of every error that urank raises on purpose."""
+    """Base class of every error that urank raises on purpose."""
 
 
 class DataError(UrankError):
-    """A file or table does not hold what was required of it."""
+    """A file or table violates a requirement."""
 
 
 class TooFewError(DataError):
-    """There are too few queries for what is asked; every worker of a team finds that alike."""
+    """There are too few queries for the requested work; every worker of a process group raises it alike."""
 
 
 class ConfigError(UrankError):
-    """An argument or a configuration value is not one of those allowed."""
+    """An argument or a configuration value is not allowed."""

@@ -1,7 +1,7 @@
-"""How much memory a command may take, and how that is divided.
+"""The memory budget of a command and its division.
 
-What a command reads is never held whole: it goes through buckets, row groups and batches whose sizes follow from one
-setting. The shares below were measured (`python -m benchmarks scale`), with room for what libraries take besides.
+No command holds its whole input: data passes through buckets, row groups and batches whose sizes follow from one
+setting. The shares below were measured (`python -m benchmarks scale`) and leave room for the libraries.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ from urank.errors import ConfigError
 __all__ = ["DEFAULT_MEMORY", "Memory"]
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_TEXT = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(_UNITS)})\s*")
-LEAST = 2 * 10**9
+_SIZE = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(_UNITS)})\s*")
+_MIN_BYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A limit of the memory of a process.
+    """Memory limit of a process.
 
     Attributes:
-        total: bytes in all, those of Python and its libraries included.
+        total: Bytes, including Python and its libraries.
     """
 
     total: int = 4 * 10**9
 
     @classmethod
     def parse(cls, text: str) -> Memory:
-        """A limit as people write it.
+        """Parse a size with a unit.
 
         >>> Memory.parse("4GB").total
         4000000000
         """
-        found = _TEXT.fullmatch(text)
+        found = _SIZE.fullmatch(text)
         if found is None:
-            raise ConfigError(f"memory must be a number with one of {', '.join(_UNITS)}, as 4GB; got '{text}'")
+            raise ConfigError(f"memory must be a number with one of {', '.join(_UNITS)}, as in 4GB; got '{text}'")
         total = int(float(found[1]) * _UNITS[found[2]])
-        if total < LEAST:
-            raise ConfigError(f"memory must be at least 2GB, of which the libraries take about half; got '{text}'")
+        if total < _MIN_BYTES:
+            raise ConfigError(f"memory must be at least 2GB, about half of which the libraries need; got '{text}'")
         return cls(total)
 
     @property
     def bucket_bytes(self) -> int:
-        """Of a log that is being prepared: what is sorted at once."""
+        """`urank prepare`: the rows sorted at once."""
         return self.total // 32
 
     @property
     def cache_bytes(self) -> int:
-        """Of a split that a network learns from: what is kept, so that it is not read again in every epoch."""
+        """Network training: the part of a split that is cached between epochs."""
         return self.total // 12
 
     @property
     def sums_bytes(self) -> int:
-        """Of an evaluation: the sums of all queries that it judges."""
+        """Evaluation: the totals of all evaluated queries."""
         return self.total // 4
 
     @property
     def held_bytes(self) -> int:
-        """What an algorithm may hold that needs all its rows at once, such as trees."""
+        """Algorithms that need all their rows at once, such as trees."""
         return self.total // 2
 
 

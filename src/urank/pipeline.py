@@ -62,7 +62,7 @@ from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
 from urank.report.run_report import write_run
-from urank.storage import is_path, new_folder, refuse_taken, remove_folder, to_path
+from urank.storage import is_path, new_folder, check_target, remove_folder, to_path
 
 __all__ = [
     "Compare",
@@ -478,7 +478,7 @@ def train(
         report: Progress callback.
         arguments: Passed on to `fit`.
     """
-    refuse_taken(output, marker="manifest.json", overwrite=overwrite)
+    check_target(output, marker="manifest.json", overwrite=overwrite)
     limit_threads()
     working = output.absolute().with_name(f".{output.name}.training")
     # Within a folder of the caller's, use a subfolder: it is emptied at the start and removed at the end.

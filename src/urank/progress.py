@@ -1,8 +1,8 @@
-"""Progress of long work: the library reports numbers, the command line draws them.
+"""Progress of long work, and reading ahead in a background thread.
 
-A function that may take longer than two seconds accepts `report`, a callable that is told the name of the step, how
-much of it is done, how much there is in all (`None` when that is not known), and perhaps a note such as the current
-loss. By default nobody listens.
+The library reports numbers, the command line draws them. A function that may take longer than two seconds accepts
+`report`, a progress callback that receives the name of the step, the amount done, the total (`None` if unknown) and
+optionally a note such as the current loss. The default callback is silent.
 """
 
 from __future__ import annotations
@@ -14,16 +14,60 @@ from queue import Full, Queue
 from typing import Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as TimeLeftColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 __all__ = ["Report", "bars", "prefetch", "silent"]
 
 T = TypeVar("T")
 
 
+class Report(Protocol):
+    """Progress callback."""
+
+    def __call__(self, step: str, done: float, total: float | None, note: str = "", /) -> None: ...
+
+
+def silent(step: str, done: float, total: float | None, note: str = "", /) -> None:
+    """Ignore progress."""
+
+
+@contextmanager
+def bars(*, quiet: bool = False) -> Iterator[Report]:
+    """Draw one progress bar per step on standard error; draw nothing if quiet or not on a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield silent
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    # Updates may come minutes apart; the remaining time must be estimated from those, too.
+    with Progress(*columns, console=console, speed_estimate_period=900) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(step: str, done: float, total: float | None, note: str = "", /) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=total, note=note)
+            progress.update(tasks[step], completed=done, total=total, note=note)
+
+        yield draw
+
+
 def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
-    """The same items in the same order, up to `depth` of them ahead; what the source raises is raised here.
+    """Iterate in a background thread, up to `depth` items ahead, in the same order; re-raise its exceptions here.
 
     >>> list(prefetch(range(3)))
     [0, 1, 2]
@@ -32,6 +76,7 @@ def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
     stopped = threading.Event()
 
     def put(entry: tuple[T | None, BaseException | None, bool]) -> bool:
+        """Wait for room in the queue; False if the consumer has stopped."""
         while not stopped.is_set():
             try:
                 queue.put(entry, timeout=0.1)
@@ -62,40 +107,3 @@ def prefetch(items: Iterable[T], depth: int = 1) -> Iterator[T]:
     finally:
         stopped.set()
         thread.join()
-
-
-class Report(Protocol):
-    """Told how far a step is."""
-
-    def __call__(self, step: str, done: float, total: float | None, note: str = "", /) -> None: ...
-
-
-def silent(step: str, done: float, total: float | None, note: str = "", /) -> None:
-    """Report to nobody."""
-
-
-@contextmanager
-def bars(*, quiet: bool = False) -> Iterator[Report]:
-    """Draw one bar for each step on standard error; nothing when quiet or when that is not a terminal."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield silent
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeLeftColumn(),
-        TextColumn("{task.fields[note]}", style="dim"),
-    )
-    # Some steps come minutes apart, and what is left can be told from them all the same.
-    with Progress(*columns, console=console, speed_estimate_period=900) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def draw(step: str, done: float, total: float | None, note: str = "", /) -> None:
-            if step not in tasks:
-                tasks[step] = progress.add_task(step, total=total, note=note)
-            progress.update(tasks[step], completed=done, total=total, note=note)
-
-        yield draw

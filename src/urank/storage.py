@@ -1,4 +1,8 @@
-"""Files and folders that appear complete or not at all."""
+"""Atomic file and folder writes, and paths that may be URLs.
+
+A name with a scheme (`s3://bucket/log`) is opened through fsspec, an optional dependency; every other name is a local
+path. Local results are written beside their target and renamed when complete.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,32 @@ from urank.errors import ConfigError
 
 __all__ = [
     "absolute",
+    "check_target",
+    "glob_files",
     "is_path",
     "is_remote",
     "is_within",
-    "matching",
     "new_file",
     "new_folder",
     "open_parquet",
     "parquet_writer",
-    "refuse_taken",
     "remove_folder",
     "to_path",
-    "upload",
 ]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
+# How urank recognises its own folders: by the format or the keys of their marker file.
+_FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model", "ranked.json": "urank ranked"}
+_KEYS = {
+    "simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"},
+    "appstore.toml": {"apps", "attention", "random_days", "users"},
+    "abtest.toml": {"after", "before", "during", "market"},
+}
+
 
 def is_remote(source: object) -> bool:
-    """Whether a name or a path is that of something elsewhere.
+    """Return whether a name or path is a URL.
 
     >>> is_remote("s3://bucket/log"), is_remote("logs/june"), is_remote(Path("logs"))
     (True, False, False)
@@ -46,12 +57,12 @@ def is_remote(source: object) -> bool:
 
 
 def is_path(source: object) -> TypeGuard[str | Path]:
-    """Whether it is a name or a path, here or elsewhere, and not a table."""
+    """Return whether the source is a name or a path, local or remote, rather than a table."""
     return isinstance(source, (str, Path)) or hasattr(source, "storage_options")
 
 
 def to_path(source: str | Path) -> Path:
-    """The path that a name stands for.
+    """Convert a name or URL to a path.
 
     >>> to_path("logs/june")
     PosixPath('logs/june')
@@ -64,13 +75,15 @@ def to_path(source: str | Path) -> Path:
         from upath import UPath  # an extra
 
         path = UPath(source)
-        path.fs  # noqa: B018 - loads what fsspec needs for this scheme
+        path.fs  # noqa: B018 - imports the fsspec backend of this scheme
         return cast(Path, path)
     except ImportError as error:
-        reason = f"{source} is read by packages that are not installed ({error.name or error})"
-        raise ConfigError(f"{reason}; run pip install 'urank[scale]' and what fsspec needs for it") from error
+        raise ConfigError(
+            f"{source} needs packages that are not installed ({error.name or error}); "
+            "run pip install 'urank[ray]' and install the fsspec backend of its scheme"
+        ) from error
     except ValueError as error:
-        raise ConfigError(f"{source} names a scheme that fsspec does not know: {error}") from error
+        raise ConfigError(f"{source} has a scheme that fsspec does not know: {error}") from error
 
 
 def absolute(path: str | Path) -> Path:
@@ -79,49 +92,44 @@ def absolute(path: str | Path) -> Path:
     return found if is_remote(found) else found.absolute()
 
 
-def matching(pattern: Path) -> list[Path]:
-    """The files that match a pattern, in order."""
+def glob_files(pattern: Path) -> list[Path]:
+    """Return the files that match a pattern, sorted."""
     if is_remote(pattern):
         from upath import UPath
 
         files, options = _filesystem(pattern), pattern.storage_options  # type: ignore[attr-defined]
-        names = [name for name, facts in files.glob(_name(pattern), detail=True).items() if facts["type"] == "file"]
+        names = [name for name, info in files.glob(_name(pattern), detail=True).items() if info["type"] == "file"]
         return sorted(cast(Path, UPath(files.unstrip_protocol(name), **options)) for name in names)
     found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
     return sorted(path for path in found if path.is_file())
 
 
-def open_parquet(path: Path, *, pre_buffer: bool = False) -> pq.ParquetFile:
-    """A Parquet file, of which parts can be read. Pre-buffering holds all that will be read, and pays from afar."""
-    if not is_remote(path):
-        return pq.ParquetFile(path, pre_buffer=pre_buffer)
-    return pq.ParquetFile(_name(path), filesystem=_filesystem(path), pre_buffer=True)
-
-
-def parquet_writer(path: Path, schema: Any, **options: Any) -> pq.ParquetWriter:
-    """Writes a Parquet file, here or elsewhere."""
-    if not is_remote(path):
-        return pq.ParquetWriter(path, schema, **options)
-    return pq.ParquetWriter(_name(path), schema, filesystem=_filesystem(path), **options)
-
-
-def upload(local: Path, target: Path) -> None:
-    """Put a file of this machine elsewhere, whole or not at all."""
-    _filesystem(target).put_file(str(local), _name(target))
-
-
 def is_within(name: str, folder: str | Path) -> bool:
-    """Whether a name, which may be a glob, lies in a folder elsewhere; of two names for one place, rather yes.
+    """Return whether a URL, possibly a glob, lies in a remote folder; in doubt, return True.
 
     >>> is_within("logs/june", "logs")
     False
     """
     if not (is_remote(name) and is_remote(folder)):
         return False
-    one, other = to_path(name), to_path(folder)
-    if type(_filesystem(one)) is not type(_filesystem(other)):
+    inner, outer = to_path(name), to_path(folder)
+    if type(_filesystem(inner)) is not type(_filesystem(outer)):
         return False
-    return f"{_name(one).rstrip('/')}/".startswith(f"{_name(other).rstrip('/')}/")
+    return f"{_name(inner).rstrip('/')}/".startswith(f"{_name(outer).rstrip('/')}/")
+
+
+def open_parquet(path: Path, *, pre_buffer: bool = False) -> pq.ParquetFile:
+    """Open a Parquet file. Pre-buffering keeps everything it will read in memory; remote files always use it."""
+    if not is_remote(path):
+        return pq.ParquetFile(path, pre_buffer=pre_buffer)
+    return pq.ParquetFile(_name(path), filesystem=_filesystem(path), pre_buffer=True)
+
+
+def parquet_writer(path: Path, schema: Any, **options: Any) -> pq.ParquetWriter:
+    """Open a Parquet file for writing."""
+    if not is_remote(path):
+        return pq.ParquetWriter(path, schema, **options)
+    return pq.ParquetWriter(_name(path), schema, filesystem=_filesystem(path), **options)
 
 
 def _filesystem(path: Any) -> Any:
@@ -132,55 +140,8 @@ def _name(path: Any) -> str:
     return str(path.path)
 
 
-_FORMATS = {"schema.json": "urank prepared log", "manifest.json": "urank model", "ranked.json": "urank ranked"}
-_KEYS = {
-    "simulation.toml": {"candidates", "loggers", "positions", "sessions", "user"},
-    "appstore.toml": {"apps", "attention", "random_days", "users"},
-    "abtest.toml": {"after", "before", "during", "market"},
-}
-
-
-@contextmanager
-def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `folder` that takes its name when the block ends well, and vanishes when it fails.
-
-    Args:
-        folder: the name it takes; missing parents are made.
-        marker: a file that every folder of this kind holds. Only a folder that holds it, with content of ours, is ever
-            replaced.
-        overwrite: replace an earlier folder of this kind.
-    """
-    if is_remote(folder):
-        with _written_elsewhere(to_path(folder), marker, overwrite) as remote:
-            yield remote
-        return
-    refuse_taken(folder, marker=marker, overwrite=overwrite)
-    target = Path(folder).absolute()
-    target = target.resolve() if target.is_symlink() else target
-    made = _missing_parents(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        working = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        _remove_empty(made)
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    replaced = working.with_name(working.name + ".old")
-    try:
-        yield working
-        working.chmod(0o755)
-        if target.exists():
-            target.rename(replaced)
-        working.rename(target)
-    finally:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        shutil.rmtree(working, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-        _remove_empty(made)
-
-
-def refuse_taken(folder: str | Path, *, marker: str, overwrite: bool) -> None:
-    """Refuse what `new_folder` would: better before long work than after it."""
+def check_target(folder: str | Path, *, marker: str, overwrite: bool) -> None:
+    """Raise the `ConfigError` that `new_folder` would, so that a command can fail before long work."""
     target = to_path(folder)
     if not target.exists():
         return
@@ -192,78 +153,14 @@ def refuse_taken(folder: str | Path, *, marker: str, overwrite: bool) -> None:
     if not overwrite and (not is_remote(target) or (target / marker).is_file()):
         raise ConfigError(f"{folder} exists already; choose another name or pass --overwrite")
     if not (target / marker).is_file():
-        killed = "; if that is what a killed run left, remove it" if is_remote(target) else ""
+        killed = "; if it is the remainder of a killed run, remove it" if is_remote(target) else ""
         raise ConfigError(f"{folder} holds something else (it has no {marker}), so it is not replaced{killed}")
     if not _is_ours(target / marker):
         raise ConfigError(f"{folder} holds something else (its {marker} is not urank's), so it is not replaced")
 
 
-@contextmanager
-def new_file(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the block ends well, and vanishes when it fails."""
-    if is_remote(path):
-        with _uploaded(to_path(path)) as local:
-            yield local
-        return
-    target = Path(path)
-    if target.is_dir():
-        raise ConfigError(f"{path} is a folder; a file name is needed")
-    made = _missing_parents(target.absolute())
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        _remove_empty(made)
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-    os.close(handle)
-    working = Path(name)
-    try:
-        yield working
-        working.chmod(0o644)
-        working.replace(target)
-    finally:
-        working.unlink(missing_ok=True)
-        _remove_empty(made)
-
-
-@contextmanager
-def _written_elsewhere(target: Path, marker: str, overwrite: bool) -> Iterator[Path]:
-    """A folder where nothing can be renamed; its marker is written last, and without it the folder is not there."""
-    refuse_taken(target, marker=marker, overwrite=overwrite)
-    remove_folder(target)
-    try:
-        yield target
-    except BaseException:
-        remove_folder(target)
-        raise
-
-
-@contextmanager
-def _uploaded(target: Path) -> Iterator[Path]:
-    """A file here that is put where it belongs when the block ends well; elsewhere a file appears when it is whole."""
-    if target.is_dir():
-        raise ConfigError(f"{target} is a folder; a file name is needed")
-    with tempfile.TemporaryDirectory(prefix="urank-") as name:
-        local = Path(name) / "file"
-        yield local
-        target.parent.mkdir(parents=True, exist_ok=True)
-        upload(local, target)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder and all in it, here or elsewhere; one that is not there is no matter."""
-    if not is_remote(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_file():
-            path.unlink()
-        elif path.is_dir():  # real ones only: where folders are parts of names, they went with their last file
-            path.rmdir()
-
-
 def _is_ours(marker: Path) -> bool:
-    """Whether a marker holds what urank writes into a file of its name."""
+    """Return whether a marker has the content that urank writes into a file of its name."""
     try:
         if marker.name in _FORMATS:
             content = json.loads(marker.read_text(encoding="utf-8"))
@@ -275,13 +172,96 @@ def _is_ours(marker: Path) -> bool:
     return True
 
 
-def _missing_parents(target: Path) -> list[Path]:
-    """The folders above that do not exist yet, the deepest first."""
-    return [parent for parent in target.parents if not parent.exists()]
+@contextmanager
+def new_folder(folder: str | Path, *, marker: str, overwrite: bool = False) -> Iterator[Path]:
+    """Write a folder atomically: yield a temporary folder, renamed on success and removed on failure.
+
+    Remote folders cannot be renamed and are written in place; the marker must be written last.
+
+    Args:
+        folder: Target; missing parents are created.
+        marker: A file that every folder of this kind contains. Only folders with a valid marker are ever replaced.
+        overwrite: Replace an existing folder of this kind.
+    """
+    check_target(folder, marker=marker, overwrite=overwrite)
+    if is_remote(folder):
+        remote = to_path(folder)
+        remove_folder(remote)
+        try:
+            yield remote
+        except BaseException:
+            remove_folder(remote)
+            raise
+        return
+    target = Path(folder).absolute()
+    target = target.resolve() if target.is_symlink() else target
+    with _beside(target, folder, folder=True) as working:
+        replaced = working.with_name(working.name + ".old")
+        try:
+            yield working
+            working.chmod(0o755)
+            if target.exists():
+                target.rename(replaced)
+            working.rename(target)
+        finally:
+            if replaced.exists() and not target.exists():
+                replaced.rename(target)
+            shutil.rmtree(working, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    """Take back folders that were made for a result that never came; one that holds anything stays."""
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Write a file atomically: yield a temporary path, renamed (or uploaded) on success and removed on failure."""
+    target = to_path(path)
+    if target.is_dir():
+        raise ConfigError(f"{path} is a folder; a file name is needed")
+    if is_remote(target):
+        with tempfile.TemporaryDirectory(prefix="urank-") as name:
+            local = Path(name) / "file"
+            yield local
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _filesystem(target).put_file(str(local), _name(target))
+        return
+    with _beside(target.absolute(), path, folder=False) as working:
+        try:
+            yield working
+            working.chmod(0o644)
+            working.replace(target)
+        finally:
+            working.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a local or remote folder with its content. Missing folders are ignored."""
+    if not is_remote(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file():
+            path.unlink()
+        elif path.is_dir():  # object stores have no folders: these vanish with their last file
+            path.rmdir()
+
+
+@contextmanager
+def _beside(target: Path, name: str | Path, *, folder: bool) -> Iterator[Path]:
+    """Create a temporary file or folder beside a target, with its missing parents; remove those that stay empty."""
+    missing = [parent for parent in target.parents if not parent.exists()]  # the deepest first
+    prefix, parent = f".{target.name}.", target.parent
+    try:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            if folder:
+                working = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            else:
+                handle, temporary = tempfile.mkstemp(prefix=prefix, dir=parent)
+                os.close(handle)
+                working = Path(temporary)
+        except OSError as error:
+            raise ConfigError(f"{name} cannot be written: {error.strerror}") from error
+        yield working
+    finally:
+        for each in missing:
+            if each.is_dir() and not any(each.iterdir()):
+                each.rmdir()

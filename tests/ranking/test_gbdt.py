@@ -22,7 +22,7 @@ from urank.learning.batches import Stream
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.lightgbm_data import sample_for_trees, sample_sentence
 from urank.learning.training import History
-from urank.log.dataset import Block, Dataset, Group
+from urank.log.dataset import Block, Dataset, RowGroup
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.memory import Memory
 from urank.ranking.losses import swap_loss, swaps
@@ -318,7 +318,7 @@ def test_the_test_split_is_never_read(small: Small, clicks: ClickModel, monkeypa
     seen = set()
     read = Dataset.read
 
-    def watched(self: Dataset, group: Group, columns: list[str]) -> Block:
+    def watched(self: Dataset, group: RowGroup, columns: list[str]) -> Block:
         seen.add(group.path.parent.name)
         return read(self, group, columns)
 

@@ -16,8 +16,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.columns import ROW, RowName, check_mapping, check_types, no_column, role_expr
-from urank.log.reader import PARQUET, FileFormat, add_partitions, find_files, open_file, table_frame
+from urank.log.columns import ROW, RowName, check_mapping, check_types, missing_column, role_expr
+from urank.log.reader import PARQUET, TableFile, add_partitions, find_files, open_file, table_frame
 from urank.log.splits import stable_hash
 from urank.progress import Report, silent
 
@@ -414,7 +414,7 @@ class _ExposureReader:
         }
         for role in ("user_id", "arm", "click") if self._arms else ("user_id", "click"):
             if role not in roles:
-                raise no_column(role, dtypes, name)
+                raise missing_column(role, dtypes, name)
         if not self._arms:
             roles.pop("arm", None)
         if "day" in roles:
@@ -461,7 +461,7 @@ def _id_type(types: list[pl.DataType]) -> pl.DataType | None:
     return types[0] if len(set(types)) == 1 and (types[0].is_integer() or types[0] == pl.String) else None
 
 
-def _file_rows(file: FileFormat, columns: list[str]) -> Iterator[tuple[int, pl.LazyFrame]]:
+def _file_rows(file: TableFile, columns: list[str]) -> Iterator[tuple[int, pl.LazyFrame]]:
     """Yield the first row number and the rows of each batch of a file; Parquet is scanned lazily as one batch."""
     if file.path.name.endswith(PARQUET):
         own = [column for column in columns if column not in file.constants]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from urank.clicks.click_model import ClickModel
 from urank.errors import ConfigError
-from urank.log.prepare import positions_of
+from urank.log.dataset import shown_positions
 from urank.log.reader import Log
 
 __all__ = ["ItemCurve", "click_curves_of", "decay"]
@@ -88,7 +88,7 @@ def click_curves_of(
 
 def _shown(log: Log) -> Iterator[pl.DataFrame]:
     """The rows of a log, without candidates that nobody saw."""
-    last = positions_of(log.name)
+    last = shown_positions(log.name)
     for frame, _ in log.batches():
         yield frame if last is None else frame.filter(pl.col("position") <= last)
 

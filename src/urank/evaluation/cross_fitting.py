@@ -20,7 +20,7 @@ from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.config import Settings
 from urank.errors import ConfigError, TooFewError
-from urank.log.dataset import Block, Dataset, Part, View, some_lists
+from urank.log.dataset import Block, Dataset, DatasetView, SplitView
 from urank.log.splits import SPLITS, stable_hash
 from urank.progress import Report, silent
 
@@ -32,7 +32,7 @@ VALID_SHARE = 0.2
 
 def folds(
     dataset: Dataset, splits: Sequence[str], *, count: int = 2, valid: float = VALID_SHARE, seed: int = 0
-) -> list[View]:
+) -> list[DatasetView]:
     """The folds of some splits of a prepared log, by a stable hash of the query.
 
     The queries of a fold are its test split, those of the other folds its train and valid.
@@ -46,7 +46,7 @@ def folds(
     """
     if count < 2:
         raise ConfigError(f"there must be at least 2 folds; got {count}")
-    found = [{split: Part() for split in SPLITS} for _ in range(count)]
+    found = [{split: SplitView() for split in SPLITS} for _ in range(count)]
     for split in splits:
         for group in dataset.groups(split):
             block = dataset.read(group, ["position"])
@@ -57,7 +57,7 @@ def folds(
                 own = home == number
                 for name, kept in {"test": own, "valid": ~own & aside, "train": ~own & ~aside}.items():
                     if kept.any():
-                        parts[name].groups.append(some_lists(group, np.flatnonzero(kept)))
+                        parts[name].groups.append(group.select(np.flatnonzero(kept)))
                         parts[name].rows += int(lengths[kept].sum())
     for number, parts in enumerate(found):
         empty = next((name for name in SPLITS if not parts[name].rows), None)
@@ -66,7 +66,7 @@ def folds(
                 f"{dataset.folder} has too few queries in {', '.join(splits)} for {count} folds: "
                 f"the {empty} part of fold {number + 1} is empty"
             )
-    return [View(dataset, parts) for parts in found]
+    return [DatasetView(dataset, parts) for parts in found]
 
 
 def fold_of(block: Block, count: int, seed: int) -> NDArray[np.int64]:

@@ -369,7 +369,7 @@ class QueryTotals:
         np.savez(buffer, allow_pickle=False, **mine)
         self.rows = int(distributed.all_reduce_sum([self.rows])[0])
         self._queries, self._terms, self._totals, self._true = [], {}, {}, {}
-        for data in distributed.gathered_bytes(buffer.getvalue()):
+        for data in distributed.all_gather_bytes(buffer.getvalue()):
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 self._queries.append(arrays["queries"])
                 for name in arrays.files[1:]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from urank import distributed
 from urank.learning.features import Featurizer, Inputs
-from urank.log.dataset import Block, Dataset, Group
+from urank.log.dataset import Block, Dataset, RowGroup
 from urank.progress import prefetch
 
 __all__ = ["Batch", "Gain", "ListBatches", "MemoryStream", "Stream", "train_and_valid"]
@@ -277,5 +277,5 @@ class MemoryStream(Stream):
     def __init__(self, lists: ListBatches, *, batch_lists: int = 256) -> None:
         self.batch_lists = batch_lists
         self.rows = len(lists.position)
-        self.groups = [Group(Path(), 0, len(lists.offsets) - 1)]
+        self.groups = [RowGroup(Path(), 0, len(lists.offsets) - 1)]
         self._kept = {0: lists}

@@ -192,7 +192,7 @@ def _of_team(counts: pl.DataFrame) -> pl.DataFrame:
     """How often each category was seen by all workers."""
     if distributed.size() == 1:
         return counts
-    told = distributed.gathered([counts["v"].to_list(), counts["n"].to_list()])
+    told = distributed.all_gather([counts["v"].to_list(), counts["n"].to_list()])
     parts = [pl.DataFrame({"v": v, "n": n}, schema=_COUNTS.schema) for v, n in told]
     return _added(_COUNTS, pl.concat(parts))
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from urank.errors import DataError
 from urank.learning.features import Featurizer, Inputs
-from urank.log.dataset import Dataset, Group, sample_to_fit
+from urank.log.dataset import Dataset, RowGroup, sample_to_fit
 from urank.progress import Report
 
 __all__ = [
@@ -223,9 +223,9 @@ class _Reader:
 
     def __init__(self, dataset: Dataset, featurizer: Featurizer, extra: str | None) -> None:
         self.dataset, self.featurizer, self.extra = dataset, featurizer, extra
-        self.last: tuple[Group, Floats] | None = None
+        self.last: tuple[RowGroup, Floats] | None = None
 
-    def matrix(self, group: Group) -> Floats:
+    def matrix(self, group: RowGroup) -> Floats:
         if self.last is None or self.last[0] is not group:
             self.last = None  # so that there are never two
             columns = [*self.featurizer.names, *([] if self.extra is None else [self.extra])]
@@ -240,7 +240,7 @@ class _Rows(lightgbm.Sequence):
 
     batch_size = 2**16
 
-    def __init__(self, reader: _Reader, group: Group, rows: int, done: Callable[[int], None]) -> None:
+    def __init__(self, reader: _Reader, group: RowGroup, rows: int, done: Callable[[int], None]) -> None:
         self.reader, self.group, self.rows, self.done = reader, group, rows, done
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
-"""Candidates to rank: files or a table in memory, checked as a log is, and handed out as whole lists, some at a time.
+"""Candidates to rank: validated like a log and read as whole lists, a batch at a time.
 
-The rows of a list, one (`query_id`, `session_id`), must lie together. Then lists larger than a batch, or cut by the end
-of a batch or of a file, are put together again while reading, and all of it may be larger than memory.
+The rows of a list, one (`query_id`, `session_id`), must be adjacent. Lists that are cut by the end of a batch or of a
+file are joined while reading, so the source may be larger than memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,20 @@ from urank.errors import DataError
 from urank.log.columns import (
     ROW,
     Feature,
-    Kind,
+    FeatureKind,
     LogSchema,
     RowName,
     can_play,
     check_mapping,
     check_types,
     entry_type,
-    exploded,
+    explode_lists,
+    join_names,
     list_columns,
-    no_column,
-    some_of,
+    missing_column,
 )
 from urank.log.ragged import list_ids, offsets_of_runs
-from urank.log.reader import FileFormat, Rows, add_partitions, find_files, open_file, table_frame
+from urank.log.reader import Rows, TableFile, TableSource, add_partitions, find_files, open_file, open_table
 from urank.log.splits import stable_hash
 from urank.storage import is_path
 
@@ -47,65 +46,68 @@ __all__ = [
     "CandidateSchema",
     "Candidates",
     "candidate_schema",
-    "category_columns",
     "list_offsets",
     "read_candidates",
-    "whole_lists",
 ]
 
 IDS = ("query_id", "session_id", "item_id")
 CANDIDATE_ROLES: Mapping[str, str] = {
     "query_id": "the query or request that it is a candidate for",
-    "session_id": "tells apart several lists of one query; a list is one (query_id, session_id)",
-    "item_id": "the item; handed on to the result",
-    "value": "what a click on it is worth; 1 when there is no such column",
-    "category": "a group of items, where the model was trained with one",
-    "position": "its current rank, from 1 up; read only where a guard asks for it",
+    "session_id": "distinguishes several lists of one query; a list is one (query_id, session_id)",
+    "item_id": "the item; copied to the result",
+    "value": "the value of a click; 1 without such a column",
+    "category": "a group of items, if the model was trained with one",
+    "position": "its current rank, from 1; read only for a guard",
 }
 
-_PLACE = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
+BATCH_BYTES = 32 * 2**20
+FIRST_ROWS = 100
+
+_LIST_KEYS = ("query_id", "session_id")
+_ELEMENT = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class CandidateSchema(LogSchema):
-    """Which column of the candidates plays which role, and which gives each feature of a model.
+    """The column of each role of the candidates, and of each feature of a model.
 
     Attributes:
-        as_text: the ids that are given as text; the others are given as they came.
+        as_text: Ids that are returned as text; the others keep their type.
     """
 
     as_text: tuple[str, ...] = ()
 
     def canonical(self, frame: pl.DataFrame, where: RowName) -> pl.DataFrame:
-        """The batch under its canonical names, every rule checked, a row for each candidate; `ROW` is kept.
+        """Validate a batch and convert it to canonical names, one row per candidate; the column `ROW` is kept.
 
-        Features and positions are as in a log, the value is `Float32`. Raises `DataError` with the first row that
+        Features and positions are as in a log, the value is `Float32`. Raises `DataError` for the first row that
         breaks a rule.
         """
         lists = list_columns(frame.schema)
-        frame = exploded(frame, lists[0], where) if lists else frame
+        frame = explode_lists(frame, lists[0], where) if lists else frame
         result = self._named_columns(frame)
         if self.roles or self.named("numeric"):
             self._check(frame, result, where)
         return result.with_columns(
-            *[frame[column].alias(role) for role, column in self._as_they_came.items()],
-            cs.by_name("value", require_all=False).cast(pl.Float32),
+            *[frame[column].alias(role) for role, column in self._unchanged_ids.items()],
+            cs.by_name("value", *self.named("numeric"), require_all=False).cast(pl.Float32),
             cs.by_name("position", require_all=False).cast(pl.Int32),
-            *[pl.col(name).cast(pl.Float32) for name in self.named("numeric")],
         )
 
     @property
-    def _as_they_came(self) -> dict[str, str]:
+    def _unchanged_ids(self) -> dict[str, str]:
         return {role: self.roles[role] for role in IDS if role in self.roles and role not in self.as_text}
 
     def _named_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """As in a log, but without making text of ids that are given as they came: it would take as long as all else.
-        A float may be NaN, which only the text has as missing."""
+        """As in a log, but without converting unchanged ids to text, which would take as long as all else.
+
+        Floats are converted nevertheless: NaN is a missing id only in their text.
+        """
         dtypes = frame.schema
-        plain = {role: column for role, column in self._as_they_came.items() if not dtypes[column].is_float()}
-        others = {role: column for role, column in self.roles.items() if role not in plain}
+        unchanged = {role: column for role, column in self._unchanged_ids.items() if not dtypes[column].is_float()}
+        others = {role: column for role, column in self.roles.items() if role not in unchanged}
         named = LogSchema(others, self.features)._named_columns(frame)
-        named = named.with_columns(frame[column].alias(role) for role, column in plain.items())
+        named = named.with_columns(frame[column].alias(role) for role, column in unchanged.items())
         return named.select(ROW, *self.roles, *(feature.name for feature in self.features))
 
 
@@ -118,7 +120,7 @@ def candidate_schema(
     columns: Mapping[str, str] | None = None,
     required: Collection[str] = (),
 ) -> CandidateSchema:
-    """Find the columns of roles and features among those of a source; `name` is what errors call it."""
+    """Find the columns of the roles and of a model's features in a source; `name` is its name in errors."""
     mapping = dict(columns or {})
     check_mapping(mapping, CANDIDATE_ROLES, dtypes, name, "candidates")
     free = set(dtypes) - {column for role, column in mapping.items() if role != "category"}
@@ -126,44 +128,40 @@ def candidate_schema(
     roles = {role: mapping.get(role, role) for role in read if role in mapping or role in free}
     for role in required:
         if role not in roles:
-            raise no_column(role, dtypes, name)
+            raise missing_column(role, dtypes, name)
     check_types(roles, {column: entry_type(dtype) for column, dtype in dtypes.items()}, name)
-    sizes = Counter(found[1] for found in map(_PLACE.fullmatch, numeric) if found)
-    features = [_numeric(feature, dtypes, name, sizes) for feature in numeric]
+    sizes = Counter(found[1] for found in map(_ELEMENT.fullmatch, numeric) if found)
+    features = [_numeric_feature(feature, dtypes, name, sizes) for feature in numeric]
     features += [
         _feature(feature, "categorical", column, dtypes, name)
-        for feature, column in category_columns(categorical, mapping).items()
+        for feature, column in _category_columns(categorical, mapping).items()
     ]
     return CandidateSchema(roles, tuple(features))
 
 
-def category_columns(categorical: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The column of each categorical feature: of its name, but for `category`, whose column may be named.
-
-    >>> category_columns(["brand", "category"], {"category": "kind"})
-    {'brand': 'brand', 'category': 'kind'}
-    """
+def _category_columns(categorical: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each categorical feature: only that of `category` can be mapped."""
     return {name: columns.get(name, name) if name == "category" else name for name in categorical}
 
 
-def _numeric(name: str, dtypes: Mapping[str, pl.DataType], source: str, sizes: Mapping[str, int]) -> Feature:
-    found = _PLACE.fullmatch(name)
+def _numeric_feature(name: str, dtypes: Mapping[str, pl.DataType], source: str, sizes: Mapping[str, int]) -> Feature:
+    found = _ELEMENT.fullmatch(name)
     if name in dtypes or not found or found[1] not in dtypes:
         return _feature(name, "numeric", name, dtypes, source)
     column, place = found[1], int(found[2])
     dtype = entry_type(dtypes[column])
     if not isinstance(dtype, pl.Array) or not dtype.inner.is_numeric() or dtype.size != sizes[column]:
         raise DataError(
-            f"the model needs the feature '{name}', so column '{column}' of {source} must hold fixed-size lists "
+            f"the model needs the feature '{name}', so column '{column}' of {source} must contain fixed-size lists "
             f"of {sizes[column]} numbers; it is of type {dtypes[column]}"
         )
     return Feature(name, "numeric", column, place)
 
 
-def _feature(name: str, kind: Kind, column: str, dtypes: Mapping[str, pl.DataType], source: str) -> Feature:
+def _feature(name: str, kind: FeatureKind, column: str, dtypes: Mapping[str, pl.DataType], source: str) -> Feature:
     if column not in dtypes:
         raise DataError(
-            f"the model needs the feature '{name}', which is not there: {source} has the columns {some_of(dtypes)}"
+            f"the model needs the feature '{name}', which is not there: {source} has the columns {join_names(dtypes)}"
         )
     dtype = entry_type(dtypes[column])
     if kind == "numeric":
@@ -177,21 +175,14 @@ def _feature(name: str, kind: Kind, column: str, dtypes: Mapping[str, pl.DataTyp
     return Feature(name, kind, column)
 
 
-BATCH_BYTES = 32 * 2**20
-FIRST_ROWS = 100
-
-_KEYS = ("query_id", "session_id")
-_TABLE = "the candidates"
-
-
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
-    """Some whole lists of candidates.
+    """A batch of whole lists of candidates.
 
     Attributes:
-        frame: a row for each candidate, in canonical form.
-        offsets: which rows are one list.
-        done: the bytes of the source that are behind them.
+        frame: One row per candidate, in canonical form.
+        offsets: `[lists + 1]`, the bounds of the lists.
+        done: Bytes of the source read so far.
     """
 
     frame: pl.DataFrame
@@ -200,131 +191,119 @@ class CandidateLists:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A file or a table: its bytes, its rows where they are known, and these as it has them, so many at a time."""
-
-    name: str
-    dtypes: Mapping[str, pl.DataType]
-    size: int
-    rows: int | None
-    schema: CandidateSchema
-    open: Callable[[Sequence[str], int], Rows]
-
-
-@dataclass(frozen=True)
 class Candidates:
-    """Candidates that can be read again and again, some lists at a time.
+    """Candidates that can be read repeatedly, a batch of lists at a time.
 
     Attributes:
-        name: what errors and reports call it.
-        size: bytes of the source.
-        work_bytes: what the work on a candidate takes besides the candidate itself; batches are smaller for it.
-        batch_bytes: what some lists may take at once, their work included; never more than `BATCH_BYTES`.
-        list_bytes: what one list may take; a longer one is refused. Any length will do when it is none.
+        name: Name in errors and reports.
+        sources: The files, or the table in memory, each with its schema.
+        work_bytes: Bytes that the work on a candidate takes besides the candidate itself; batches shrink accordingly.
+        batch_bytes: Limit of a batch, including the work; never more than `BATCH_BYTES`.
+        list_bytes: Limit of a list; a longer one is refused. None for no limit.
     """
 
     name: str
-    size: int
-    work_bytes: int
-    parts: tuple[_Part, ...]
+    sources: tuple[tuple[TableSource, CandidateSchema], ...]
+    work_bytes: int = 0
     batch_bytes: int | None = None
     list_bytes: int | None = None
 
     @property
+    def size(self) -> int:
+        """The bytes of the source."""
+        return sum(source.size for source, _ in self.sources)
+
+    @property
     def row_name(self) -> RowName:
-        return RowName([part.name for part in self.parts])
+        return RowName([source.name for source, _ in self.sources])
 
     def lists(self) -> Iterator[CandidateLists]:
-        """All lists, as many at a time as fit `batch_bytes`, but at least one; one without rows if there are none.
+        """Read all lists, as many at a time as fit `batch_bytes`, but at least one; an empty batch if there are none.
 
-        Lists that are behind are remembered by a hash of 8 bytes each (twice that at times, when they are merged), to
-        tell one that comes again: a million lists take 8 to 16 MB. That two ids share a hash, so that the later one is
-        taken for the earlier, has a chance of 1 in 40 million among a million lists.
+        To detect lists that are not adjacent, each list read is remembered by an 8-byte hash (twice that while hashes
+        are merged): a million lists take 8 to 16 MB, and have a chance of 1 in 40 million of a false alarm.
 
         Raises:
-            DataError: when a row breaks a rule, or a list comes again after another one, has a position twice, or takes
-                more than `list_bytes`.
+            DataError: If a row breaks a rule, or a list occurs again after another one, has a position twice, or
+                takes more than `list_bytes`.
         """
-        behind = _Hashes()
-        for frame, done in whole_lists(self._batches(), self._refuse_long):
+        seen = _HashSet()
+        for frame, done in _whole_lists(self._batches(), self._check_length):
             offsets = list_offsets(frame)
-            self._refuse_again(frame, offsets, behind)
-            self._refuse_twice(frame, offsets)
+            self._check_adjacent(frame, offsets, seen)
+            self._check_positions(frame, offsets)
             yield CandidateLists(frame.drop(ROW), offsets, done)
 
     def _batches(self) -> Rows:
-        """Batches in canonical form, each rule checked, and the bytes of the source behind each."""
+        """Read validated batches in canonical form; one without rows if the source is empty."""
         done, empty = 0, True
-        for number, part in enumerate(self.parts):
+        for number, (source, schema) in enumerate(self.sources):
             first = 0
-            for frame, behind in part.open(part.schema.columns, self._batch_rows(number)):
+            for frame, read_bytes in source.batches(schema.columns, self._batch_rows(number), schema.categories):
                 if frame.height:
-                    yield self._canonical(frame, number, first), done + behind
+                    yield self._canonical(frame, number, first), done + read_bytes
                     empty = False
                 first += frame.height
-            done += part.size
+            done += source.size
         if empty:
-            nothing = pl.DataFrame(
-                schema={column: self.parts[0].dtypes[column] for column in self.parts[0].schema.columns}
-            )
+            source, schema = self.sources[0]
+            nothing = pl.DataFrame(schema={column: source.dtypes[column] for column in schema.columns})
             yield self._canonical(nothing, 0, 0), done
 
     def _batch_rows(self, number: int) -> int:
-        """How many rows of a part make a batch, from the first of them."""
-        part = self.parts[number]
-        if part.rows is not None and part.rows <= FIRST_ROWS:
+        """Return the rows of a batch, measured on the first rows of the source."""
+        source, schema = self.sources[number]
+        if source.rows is not None and source.rows <= FIRST_ROWS:
             return FIRST_ROWS
-        first = next((frame for frame, _ in part.open(part.schema.columns, FIRST_ROWS) if frame.height), None)
-        if first is None:
+        batches = source.batches(schema.columns, FIRST_ROWS, schema.categories)
+        raw = next((frame.head(FIRST_ROWS) for frame, _ in batches if frame.height), None)
+        if raw is None:
             return 1
-        raw = first.head(FIRST_ROWS)
         frame = self._canonical(raw, number, 0)
-        held = frame.estimated_size() + self.work_bytes * frame.height
-        most = BATCH_BYTES if self.batch_bytes is None else min(BATCH_BYTES, self.batch_bytes)
-        return max(1, int(most * raw.height / held))
+        limit = BATCH_BYTES if self.batch_bytes is None else min(BATCH_BYTES, self.batch_bytes)
+        return max(1, int(limit * raw.height / self._held_bytes([frame])))
 
     def _canonical(self, frame: pl.DataFrame, number: int, first: int) -> pl.DataFrame:
-        part = self.parts[number]
-        rows = frame.select(part.schema.columns).with_columns(RowName.codes(number, first, frame.height))
-        return part.schema.canonical(rows, self.row_name)
+        schema = self.sources[number][1]
+        rows = frame.select(schema.columns).with_columns(RowName.codes(number, first, frame.height))
+        return schema.canonical(rows, self.row_name)
 
-    def _refuse_long(self, parts: Sequence[pl.DataFrame]) -> None:
-        """Refuse a list, of which these are the rows so far, that memory cannot hold."""
-        rows = sum(part.height for part in parts)
-        held = sum(part.estimated_size() for part in parts) + self.work_bytes * rows
+    def _held_bytes(self, frames: Sequence[pl.DataFrame]) -> int:
+        return int(sum(frame.estimated_size() + self.work_bytes * frame.height for frame in frames))
+
+    def _check_length(self, parts: Sequence[pl.DataFrame]) -> None:
+        """Refuse a list, given by its rows so far, that does not fit into memory."""
+        held = self._held_bytes(parts)
         if self.list_bytes is not None and held > self.list_bytes:
-            begin = self.row_name(parts[0][ROW][0])
+            rows = sum(part.height for part in parts)
             raise DataError(
                 f"a list is ranked as a whole and may take {self.list_bytes / 1e9:.2g} GB; the one that begins at "
-                f"{begin} has {rows:,} candidates or more, which take {held / 1e9:.2g} GB (allow more memory)"
+                f"{self.row_name(parts[0][ROW][0])} has {rows:,} candidates or more, which take {held / 1e9:.2g} GB "
+                "(allow more memory)"
             )
 
-    def _refuse_again(self, frame: pl.DataFrame, offsets: NDArray[np.int64], behind: _Hashes) -> None:
-        keys = _keys(frame)
+    def _check_adjacent(self, frame: pl.DataFrame, offsets: NDArray[np.int64], seen: _HashSet) -> None:
+        keys = _list_keys(frame)
         if not keys:
             return
         heads = frame.select(ROW, *keys)[offsets[:-1]]
-        again = behind.add(stable_hash(heads.select(pl.concat_str(keys, separator="\x00")).to_series()))
+        again = seen.add(stable_hash(heads.select(pl.concat_str(keys, separator="\x00")).to_series()))
         if again.any():
             row, *ids = heads.row(int(again.argmax()))
             which = ", ".join(f"{key.removesuffix('_id')} {name}" for key, name in zip(keys, ids, strict=True))
-            advice = (
-                ""
-                if "session_id" in keys
-                else " (if this is another list, name its session with --column session_id=NAME)"
-            )
+            advice = " (if this is another list, name its session with --column session_id=NAME)"
             raise DataError(
                 f"the candidates of a list must lie together; {which} comes again, after others, "
-                f"at {self.row_name(row)}{advice}"
+                f"at {self.row_name(row)}{'' if 'session_id' in keys else advice}"
             )
 
-    def _refuse_twice(self, frame: pl.DataFrame, offsets: NDArray[np.int64]) -> None:
+    def _check_positions(self, frame: pl.DataFrame, offsets: NDArray[np.int64]) -> None:
         if "position" not in frame.columns:
             return
         places = frame.select(ROW, "position", list=pl.Series(list_ids(offsets)))
-        twice = places.filter(~pl.struct("list", "position").is_first_distinct())
-        if twice.height:
-            row, position, _ = twice.row(0)
+        again = places.filter(~pl.struct("list", "position").is_first_distinct())
+        if again.height:
+            row, position, _ = again.row(0)
             raise DataError(
                 f"a current position must occur once in a list; {position} comes again at {self.row_name(row)}"
             )
@@ -344,89 +323,118 @@ def read_candidates(
     """Open candidates.
 
     Args:
-        source: a Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
+        source: A Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
             table of Polars, pandas or PyArrow. One row per candidate, or one row per query with list columns.
-        numeric, categorical: the features of the model; `emb[0]` is the first number of a fixed-size list `emb`.
+        numeric, categorical: The features of the model; `emb[0]` is the first number of a fixed-size list `emb`.
             Columns that are neither feature nor role are not read.
-        columns: role -> the column that plays it, where names differ; the roles are `CANDIDATE_ROLES`.
-        required: the roles that must be played.
-        work_bytes: what the work on a candidate takes besides the candidate itself.
-        batch_bytes, list_bytes: what some lists may take at once, and what a single one may, with the work on them.
+        columns: Role -> column, where the names differ; the roles are `CANDIDATE_ROLES`.
+        required: Roles that must be present.
+        work_bytes, batch_bytes, list_bytes: As in `Candidates`.
 
     >>> table = pl.DataFrame({"query_id": [1, 1, 2], "price": [9, 3, 5], "more": ["x", "y", "z"]})
     >>> [lists] = read_candidates(table, numeric=["price"], categorical=[]).lists()
     >>> lists.frame.columns, lists.offsets.tolist()
     (['query_id', 'price'], [0, 2, 3])
     """
-
-    def schema_of(name: str, dtypes: Mapping[str, pl.DataType]) -> CandidateSchema:
-        return candidate_schema(
-            dtypes, name, numeric=numeric, categorical=categorical, columns=columns, required=required
+    sources: Sequence[TableSource]
+    if is_path(source):
+        name, mapping = str(source), columns or {}
+        ids = {mapping.get(role, role) for role in IDS}
+        categories = _category_columns(categorical, mapping).values()
+        sources = add_partitions([_open(path, ids, categories) for path in find_files(name)], name)
+    else:
+        name = "the candidates"
+        sources = [open_table(source, name, "candidates")]
+    schemas = [
+        candidate_schema(
+            each.dtypes, each.name, numeric=numeric, categorical=categorical, columns=columns, required=required
         )
+        for each in sources
+    ]
+    return Candidates(name, _with_same_ids(sources, schemas), work_bytes, batch_bytes, list_bytes)
 
-    if not is_path(source):
-        frame = table_frame(source, _TABLE, "candidates")
-        part = _table_part(frame, schema_of(_TABLE, frame.schema))
-        return Candidates(_TABLE, part.size, work_bytes, (part,), batch_bytes, list_bytes)
-    mapping = columns or {}
-    ids = {mapping.get(role, role) for role in IDS}
-    categories = category_columns(categorical, mapping).values()
-    files = [_open(path, ids, categories) for path in find_files(str(source))]
-    add_partitions(files, str(source))
-    parts = _with_same_ids([_file_part(file, schema_of(file.name, file.dtypes)) for file in files])
-    size = sum(part.size for part in parts)
-    return Candidates(str(source), size, work_bytes, parts, batch_bytes, list_bytes)
+
+def _open(path: Path, ids: Collection[str], categories: Collection[str]) -> TableFile:
+    """Open a file; ids, and categories that look like numbers in a CSV, are read as written."""
+    file = open_file(path, ids)
+    codes = {name for name in categories if name in file.dtypes and file.dtypes[name].is_numeric()}
+    return open_file(path, {*ids, *codes}) if codes else file
+
+
+def _with_same_ids(
+    sources: Sequence[TableSource], schemas: Sequence[CandidateSchema]
+) -> tuple[tuple[TableSource, CandidateSchema], ...]:
+    """Check that all sources have the same roles, and return ids as text where their types differ."""
+    first, roles = sources[0], schemas[0].roles
+    for other, schema in zip(sources[1:], schemas[1:], strict=True):
+        for role, column in {**schema.roles, **roles}.items():
+            if role not in roles or role not in schema.roles:
+                has, lacks = (first, other) if role in roles else (other, first)
+                raise DataError(f"column '{column}' is in {has.name} but not in {lacks.name}")
+    pairs = tuple(zip(sources, schemas, strict=True))
+    as_text = tuple(
+        role
+        for role in roles
+        if role in IDS and len({entry_type(source.dtypes[schema.roles[role]]) for source, schema in pairs}) > 1
+    )
+    return tuple((source, replace(schema, as_text=as_text)) for source, schema in pairs)
 
 
 def list_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
-    """Offsets of the lists: runs of the same `query_id` and `session_id`, those that are there; else all is one list.
+    """Return the bounds of the lists: runs of equal `query_id` and `session_id`; without either, one list.
 
     >>> list_offsets(pl.DataFrame({"query_id": ["a", "a", "b"], "session_id": [1, 2, 2]})).tolist()
     [0, 1, 2, 3]
     """
-    keys = _keys(frame)
+    keys = _list_keys(frame)
     if not keys:
         return offsets_of_runs(np.zeros(frame.height))
     return offsets_of_runs(frame.select(pl.struct(keys).rle_id()).to_series().to_numpy())
 
 
-def whole_lists(
-    batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None] | None = None
-) -> Rows:
-    """The same rows, cut between lists: what may go on in the next batch waits for it.
+def _list_keys(frame: pl.DataFrame) -> list[str]:
+    return [name for name in _LIST_KEYS if name in frame.columns]
+
+
+def _whole_lists(batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None]) -> Rows:
+    """Cut batches between lists: rows that may continue in the next batch wait for it.
 
     Args:
-        batches: rows, and the bytes of the source behind them.
-        check: told the parts of a list each time that it waits; it may refuse to wait for more.
+        batches: Rows, and the bytes read so far.
+        check: Called with the parts of a list whenever it waits; may refuse to wait for more.
 
     >>> parts = [pl.DataFrame({"query_id": ids}) for ids in (["a", "b"], ["b"], ["b", "c", "c"])]
-    >>> [frame["query_id"].to_list() for frame, _ in whole_lists((part, 0) for part in parts)]
+    >>> [frame["query_id"].to_list() for frame, _ in _whole_lists(((part, 0) for part in parts), len)]
     [['a'], ['b', 'b', 'b', 'c', 'c']]
     """
+
+    def key(frame: pl.DataFrame, row: int) -> tuple[Any, ...]:
+        keys = _list_keys(frame)
+        return frame.select(keys).row(row) if keys else ()
+
     whole: list[pl.DataFrame] = []
-    last: list[pl.DataFrame] = []  # the rows of a list that may go on
+    last: list[pl.DataFrame] = []  # the rows of a list that may continue
     done = 0
     for frame, done in batches:
-        if last and _key_of(last[-1], -1) != _key_of(frame, 0):
+        if last and key(last[-1], -1) != key(frame, 0):
             whole, last = [*whole, *last], []
         if whole:
             yield pl.concat(whole), done
         cut = int(list_offsets(frame)[-2]) if frame.height else 0
         whole, last = ([*last, frame[:cut]], [frame[cut:]]) if cut else ([], [*last, frame])
-        if check is not None:
-            check(last)
+        check(last)
     if whole or last:
         yield pl.concat([*whole, *last]), done
 
 
-class _Hashes:
-    """A set of 64-bit hashes as sorted arrays, each more than twice as long as the next: 8 bytes for each hash."""
+class _HashSet:
+    """A set of 64-bit hashes as sorted arrays, each more than twice as long as the next: 8 bytes per hash."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[np.uint64]] = []
 
     def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Add hashes; true for those that were there already, or stand earlier among them."""
+        """Add hashes; return true for those that are in the set already, or occur earlier among them."""
         known = np.ones(len(hashes), dtype=np.bool_)
         fresh, firsts = np.unique(hashes, return_index=True)
         known[firsts] = False
@@ -434,55 +442,7 @@ class _Hashes:
             places = np.minimum(np.searchsorted(array, hashes), len(array) - 1)
             known |= array[places] == hashes
         while self._arrays and len(self._arrays[-1]) <= 2 * len(fresh):
-            fresh = np.sort(np.concatenate([self._arrays.pop(), fresh]), kind="stable")  # merges what is sorted
+            fresh = np.sort(np.concatenate([self._arrays.pop(), fresh]), kind="stable")  # merges sorted runs
         if len(fresh):
             self._arrays.append(fresh)
         return known
-
-
-def _keys(frame: pl.DataFrame) -> list[str]:
-    return [name for name in _KEYS if name in frame.columns]
-
-
-def _key_of(frame: pl.DataFrame, row: int) -> tuple[Any, ...]:
-    return frame.select(_keys(frame)).row(row) if _keys(frame) else ()
-
-
-def _table_part(frame: pl.DataFrame, schema: CandidateSchema) -> _Part:
-    size = int(frame.estimated_size())
-
-    def batches(columns: Sequence[str], rows: int) -> Rows:
-        done = 0
-        for part in frame.select(columns).iter_slices(rows):
-            done += part.height
-            yield part, size * done // frame.height
-
-    return _Part(_TABLE, frame.schema, size, frame.height, schema, batches)
-
-
-def _file_part(file: FileFormat, schema: CandidateSchema) -> _Part:
-    batches = partial(file.batches, categories=schema.categories)
-    return _Part(file.name, file.dtypes, file.path.stat().st_size, None, schema, batches)
-
-
-def _open(path: Path, ids: Collection[str], categories: Collection[str]) -> FileFormat:
-    """A file; categories that look like numbers in a CSV are read as they are written, as ids are."""
-    file = open_file(path, ids)
-    codes = {name for name in categories if name in file.dtypes and file.dtypes[name].is_numeric()}
-    return open_file(path, {*ids, *codes}) if codes else file
-
-
-def _with_same_ids(parts: Sequence[_Part]) -> tuple[_Part, ...]:
-    """The parts as one source: all with the same roles, and with ids as text where they do not agree on the type."""
-    first = parts[0]
-    for other in parts[1:]:
-        for role in {**first.schema.roles, **other.schema.roles}:
-            has, lacks = (first, other) if role in first.schema.roles else (other, first)
-            if role not in lacks.schema.roles:
-                raise DataError(f"column '{has.schema.roles[role]}' is in {has.name} but not in {lacks.name}")
-    as_text = tuple(
-        role
-        for role in first.schema.roles
-        if role in IDS and len({entry_type(part.dtypes[part.schema.roles[role]]) for part in parts}) > 1
-    )
-    return tuple(replace(part, schema=replace(part.schema, as_text=as_text)) for part in parts)

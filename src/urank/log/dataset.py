@@ -1,14 +1,14 @@
-"""A sample of the queries of a prepared log, for what cannot take all of them.
+"""A prepared log: its row groups, views of it, and samples of its queries.
 
-`urank prepare` writes queries in the order of their hashes, so that some row groups next to each other hold a random
-sample of them. Taking these costs next to nothing: only the first and the last, where a query may go on in the row
-group beside it, are looked into.
+`urank prepare` writes queries in the order of their hashes, so adjacent row groups are a random sample of them. Such a
+sample costs next to nothing: only its first and last row group, where a query may continue in the neighbour, are read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,31 +27,32 @@ from urank.memory import DEFAULT_MEMORY, Memory
 from urank.storage import open_parquet, to_path
 
 __all__ = [
+    "PREPARED_VERSION",
     "Block",
     "Dataset",
-    "Group",
-    "Part",
-    "View",
+    "DatasetView",
+    "RowGroup",
+    "SplitView",
     "drop_unseen",
     "has_unseen",
     "is_prepared",
+    "sample_queries",
     "sample_to_fit",
-    "sampled",
-    "some_lists",
+    "shown_positions",
 ]
 
 PREPARED_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RowGroup:
     """A row group of a file, or some of its lists.
 
     Attributes:
-        path: the file.
-        number: which row group of it.
-        lists: how many lists are meant.
-        keep: the places of these lists in the row group, rising; all of them when left out.
+        path: The file.
+        number: The number of the row group in the file.
+        lists: The number of selected lists.
+        keep: The selected lists by their places in the row group, ascending; None for all.
     """
 
     path: Path
@@ -59,45 +60,48 @@ class Group:
     lists: int
     keep: NDArray[np.int64] | None = None
 
+    def select(self, places: NDArray[np.int64]) -> RowGroup:
+        """Select some of these lists by their places among them, ascending."""
+        return RowGroup(self.path, self.number, len(places), places if self.keep is None else self.keep[places])
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some lists: `lists` has a row for each, `items` a row for each item, `offsets` tells which belong together."""
+    """A batch of lists: `lists` has one row per list, `items` one per item, `offsets` the bounds of the lists."""
 
     lists: pa.Table
     items: pa.Table
     offsets: NDArray[np.int64]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of the items as an array."""
+        """Return a column of the items as an array."""
         return np.asarray(self.items[name].to_numpy())
 
     @property
     def query(self) -> NDArray[np.int64]:
-        """The number, within this block, of the query that each item belongs to."""
+        """The number of each item's query within this block."""
         numbers = pl.Series(self.lists["query_id"].combine_chunks()).rle_id().to_numpy().astype(np.int64)
         return numbers[list_ids(self.offsets)]
 
     @property
     def query_hash(self) -> NDArray[np.uint64]:
-        """What tells the query of each list from all others, in this block and beyond."""
+        """The stable hash of each list's query."""
         return stable_hash(pl.Series(self.lists["query_id"].combine_chunks()))
 
     def parts(self, most_rows: int) -> Iterator[Block]:
-        """The same lists, some at a time, with no more items than so many once they are padded to the longest of them;
-        a longer list comes by itself."""
+        """Divide the lists into parts of at most `most_rows` items after padding; a longer list is its own part."""
         lengths, last = np.diff(self.offsets), 0
         while last < len(lengths):
             first = last
             window = lengths[first : first + max(1, most_rows // max(1, int(lengths[first])))]
-            padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)  # rises
+            padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)  # ascending
             last = first + max(1, int(np.searchsorted(padded, most_rows, side="right")))
             begin, end = int(self.offsets[first]), int(self.offsets[last])
             offsets = self.offsets[first : last + 1] - begin
             yield Block(self.lists.slice(first, last - first), self.items.slice(begin, end - begin), offsets)
 
     def shown(self, positions: int) -> Block:
-        """The same lists without the items beyond the last position, which were candidates that nobody saw."""
+        """Drop the items beyond the last position, which were candidates that nobody saw."""
         keep = self.column("position") <= positions
         if keep.all():
             return self
@@ -105,25 +109,40 @@ class Block:
         return Block(self.lists, self.items.filter(pa.array(keep)), before[self.offsets])
 
     def shuffled(self, rng: np.random.Generator) -> Block:
-        """The same lists with their items in random order. As written they are in the order of their positions, and a
-        ranker that cannot tell two items apart would be credited with the work of the one that made the log."""
+        """Shuffle the items of each list.
+
+        They are stored in the order of their positions, so a ranker that gives ties would be credited with the order
+        of the one that produced the log.
+        """
         order = np.lexsort((rng.random(self.items.num_rows), list_ids(self.offsets)))
         return Block(self.lists, self.items.take(pa.array(order)), self.offsets)
 
 
 def is_prepared(path: str | Path) -> bool:
-    """Whether `urank prepare` wrote this folder."""
+    """Return whether a folder was written by `urank prepare`."""
     return (to_path(path) / "schema.json").is_file()
 
 
+def shown_positions(name: str) -> int | None:
+    """Return K of a folder that was prepared with `positions`, or of one of its splits; None for any other log."""
+    folder = to_path(name)
+    for path in (folder / "schema.json", folder.parent / "schema.json"):  # the second for a split of the folder
+        try:
+            described = json.loads(path.read_text(encoding="utf-8"))
+            return int(described["positions"]) if "shown" in described["counts"]["train"] else None
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return None
+
+
 class Dataset:
-    """A folder that `urank prepare` wrote.
+    """A folder written by `urank prepare`.
 
     Attributes:
-        description: the content of its `schema.json`.
+        description: The content of its `schema.json`.
         positions: K.
-        numeric, categorical: the names of the features.
-        memory: what those who learn from it may take.
+        numeric, categorical: The names of the features.
+        memory: The memory budget of training on it.
     """
 
     def __init__(self, folder: str | Path, *, memory: Memory = DEFAULT_MEMORY) -> None:
@@ -133,7 +152,7 @@ class Dataset:
         try:
             self.description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder} is not a folder that urank prepare wrote: {path.name} cannot be read") from error
+            raise DataError(f"{folder} was not written by urank prepare: {path.name} cannot be read") from error
         if self.description.get("version", 0) > PREPARED_VERSION:
             raise DataError(f"{folder} was prepared by a newer version of urank; update urank or prepare it again")
         self.positions = int(self.description["positions"])
@@ -146,43 +165,36 @@ class Dataset:
         return [*self.numeric, *self.categorical]
 
     def has(self, role: str) -> bool:
-        """Whether the log has a column of this role."""
+        """Return whether the log has a column of this role."""
         return role in self.description["roles"]
 
     def rows(self, split: str) -> int:
-        """The number of impressions of a split."""
+        """Return the number of impressions of a split."""
         return int(self.description["counts"][split]["rows"])
 
     def rows_of_query(self, splits: Sequence[str]) -> float:
-        """The mean number of impressions of a query."""
+        """Return the mean number of impressions per query."""
         counts = [self.description["counts"][split] for split in splits]
         return float(sum(each["rows"] for each in counts) / max(1, sum(each["queries"] for each in counts)))
 
-    def groups(self, split: str) -> list[Group]:
-        """The row groups of a split."""
+    def groups(self, split: str) -> list[RowGroup]:
+        """Return the row groups of a split."""
         found = []
         for path in sorted((self.folder / split).glob("*.parquet")):
-            try:
-                with open_parquet(path) as file:
-                    metadata = file.metadata
-                    found += [Group(path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{path} is not a readable Parquet file: {error}") from error
+            with _opened(path) as file:
+                metadata = file.metadata
+                found += [RowGroup(path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
         return found
 
-    def read(self, group: Group, columns: Sequence[str]) -> Block:
-        """One row group, with these columns of the items and the ids of the lists."""
-        path = group.path
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
+        """Read these item columns of a row group, and the ids of its lists."""
         ids = [name for name in ("query_id", "session_id") if self.has(name)]
         wanted = list(dict.fromkeys(columns))
-        try:
-            with open_parquet(path) as file:
-                absent = [name for name in wanted if name not in file.schema_arrow.names]
-                if absent:
-                    raise DataError(f"{self.folder} has no column '{absent[0]}'")
-                table = file.read_row_group(group.number, columns=[*ids, *wanted])
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise DataError(f"{path} is not a readable Parquet file: {error}") from error
+        with _opened(group.path) as file:
+            absent = [name for name in wanted if name not in file.schema_arrow.names]
+            if absent:
+                raise DataError(f"{self.folder} has no column '{absent[0]}'")
+            table = file.read_row_group(group.number, columns=[*ids, *wanted])
         if group.keep is not None:
             table = table.take(pa.array(group.keep))
         arrays = {name: table[name].combine_chunks() for name in wanted}
@@ -192,56 +204,60 @@ class Dataset:
         return Block(table.select(ids), items, offsets - offsets[0])
 
     def blocks(self, split: str, columns: Sequence[str]) -> Iterator[Block]:
-        """All row groups of a split, in order."""
+        """Read all row groups of a split, in order."""
         for group in self.groups(split):
             yield self.read(group, columns)
 
 
-@dataclass
-class Part:
-    """What is seen of a split: row groups, or some lists of them, and how many impressions these have."""
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with open_parquet(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DataError(f"{path} is not a readable Parquet file: {error}") from error
 
-    groups: list[Group] = field(default_factory=list)
+
+@dataclass
+class SplitView:
+    """The visible part of a split: row groups, or some of their lists, and the number of their impressions."""
+
+    groups: list[RowGroup] = field(default_factory=list)
     rows: int = 0
 
 
-class View(Dataset):
-    """Everything that learns from a `Dataset` learns from a view of it."""
+class DatasetView(Dataset):
+    """A part of a prepared log that is used like a whole one."""
 
-    def __init__(self, dataset: Dataset, parts: Mapping[str, Part]) -> None:
-        """See a log through parts of it; splits that are not named are seen whole."""
-        # Not read again from its folder: what the dataset was told not to know, the view does not know either.
+    def __init__(self, dataset: Dataset, parts: Mapping[str, SplitView]) -> None:
+        """Restrict some splits to parts of them; splits that are not named stay whole."""
+        # Copied rather than read from the folder, to keep changes that were made to the dataset.
         vars(self).update(vars(dataset))
         self._whole = dataset
         self._parts = dict(parts)
 
-    def groups(self, split: str) -> list[Group]:
+    def groups(self, split: str) -> list[RowGroup]:
         return self._parts[split].groups if split in self._parts else self._whole.groups(split)
 
     def rows(self, split: str) -> int:
         return self._parts[split].rows if split in self._parts else self._whole.rows(split)
 
-    def read(self, group: Group, columns: Sequence[str]) -> Block:
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
         return self._whole.read(group, columns)
 
 
-def some_lists(group: Group, places: NDArray[np.int64]) -> Group:
-    """Some of the lists that a group means, by their places among these, rising."""
-    return Group(group.path, group.number, len(places), places if group.keep is None else group.keep[places])
-
-
 def has_unseen(dataset: Dataset) -> bool:
-    """Whether the log was prepared with `positions`, so that it may hold items further down than the last of them."""
+    """Return whether the log was prepared with `positions`, so that it may contain items below the last of them."""
     return any("shown" in counts for counts in dataset.description["counts"].values())
 
 
 def drop_unseen(dataset: Dataset) -> Dataset:
-    """The same log without the items beyond the last position; nothing is copied."""
-    return _Shown(dataset) if has_unseen(dataset) else dataset
+    """Return a view of the log without the items beyond the last position."""
+    return _SeenItems(dataset) if has_unseen(dataset) else dataset
 
 
-class _Shown(View):
-    """A log seen through its first K positions; a list of which nothing was shown stays, without items."""
+class _SeenItems(DatasetView):
+    """The first K positions of a log; lists of which nothing was shown are kept, without items."""
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__(dataset, {})
@@ -249,41 +265,42 @@ class _Shown(View):
     def rows(self, split: str) -> int:
         if type(self._whole) is Dataset:
             return int(self.description["counts"][split]["shown"])
-        return sum(int(block.offsets[-1]) for block in self.blocks(split, []))  # a part of a log: not counted yet
+        return sum(int(block.offsets[-1]) for block in self.blocks(split, []))  # a part of a log has no counts
 
-    def read(self, group: Group, columns: Sequence[str]) -> Block:
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
         return self._whole.read(group, [*columns, "position"]).shown(self.positions)
 
 
-def sampled(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) -> Dataset:
-    """A prepared log with about so many impressions of each split that is named, in whole queries.
+def sample_queries(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) -> Dataset:
+    """Sample whole queries of a prepared log.
 
     Args:
-        dataset: the prepared log.
-        most_rows: split -> how many impressions; at least one query is taken, however long.
-        seed: decides which queries.
+        dataset: The prepared log.
+        most_rows: Split -> about how many impressions; at least one query is taken, however long.
+        seed: Seed of the sample.
 
     Returns:
-        A view of the log, in which splits that are not named are whole; the log itself when all of it fits.
+        A view of the log, in which splits that are not named are whole; the log itself if all of it fits.
     """
     parts = {
         split: _sample(dataset, split, most, np.random.default_rng([seed, SPLITS.index(split)]))
         for split, most in most_rows.items()
         if dataset.rows(split) > max(most, 0)
     }
-    return View(dataset, parts) if parts else dataset
+    return DatasetView(dataset, parts) if parts else dataset
 
 
 def sample_to_fit(dataset: Dataset, splits: Sequence[str], most_rows: float) -> Dataset:
-    """The log, or a sample of the queries of these splits when they have more impressions than so many, each split in
-    proportion to its size."""
+    """Sample the queries of some splits, in proportion to their sizes, if they have more than `most_rows` rows."""
     rows = {split: dataset.rows(split) for split in splits}
     share = most_rows / max(1, sum(rows.values()))
-    return dataset if share >= 1 else sampled(dataset, {split: int(share * each) for split, each in rows.items()})
+    return (
+        dataset if share >= 1 else sample_queries(dataset, {split: int(share * each) for split, each in rows.items()})
+    )
 
 
-def _sample(dataset: Dataset, split: str, most_rows: int, rng: np.random.Generator) -> Part:
-    """Row groups from a random one on, of those after which enough rows come."""
+def _sample(dataset: Dataset, split: str, most_rows: int, rng: np.random.Generator) -> SplitView:
+    """Take adjacent row groups from a random one that is followed by enough rows."""
     groups = dataset.groups(split)
     rows = _rows_of(dataset, groups)
     enough = np.flatnonzero(np.cumsum(rows[::-1])[::-1] >= most_rows)
@@ -292,9 +309,11 @@ def _sample(dataset: Dataset, split: str, most_rows: int, rng: np.random.Generat
     return found if found.rows else _from(dataset, groups, rows, 0, most_rows)
 
 
-def _from(dataset: Dataset, groups: Sequence[Group], rows: NDArray[np.int64], first: int, most_rows: int) -> Part:
-    """Whole queries from the row group `first` on, until there are enough; at least one, if one begins there."""
-    part = Part()
+def _from(
+    dataset: Dataset, groups: Sequence[RowGroup], rows: NDArray[np.int64], first: int, most_rows: int
+) -> SplitView:
+    """Take whole queries from row group `first` on, until there are enough; at least one, if one begins there."""
+    part = SplitView()
     for number in range(first, len(groups)):
         group, left = groups[number], most_rows - part.rows
         if (part.rows or number == 0) and rows[number] <= left:
@@ -303,40 +322,37 @@ def _from(dataset: Dataset, groups: Sequence[Group], rows: NDArray[np.int64], fi
             continue
         block = dataset.read(group, ["position"])
         query = block.query_hash
-        ends = offsets_of_runs(query)  # the place of the first list of each query, and the end
-        goes_on = number > 0 and query[0] == dataset.read(groups[number - 1], ["position"]).query_hash[-1]
-        begin, least = (0, int(goes_on)) if part.rows else (int(goes_on), int(goes_on) + 1)
-        if begin + 1 == len(ends):  # nothing but more of a query that began before
+        ends = offsets_of_runs(query)  # bounds of the queries among the lists
+        continues = number > 0 and query[0] == dataset.read(groups[number - 1], ["position"]).query_hash[-1]
+        begin, least = (0, int(continues)) if part.rows else (int(continues), int(continues) + 1)
+        if begin + 1 == len(ends):  # only the continuation of an earlier query
             continue
         rows_until = block.offsets[ends] - block.offsets[ends[begin]]
         end = max(least, int(np.searchsorted(rows_until, left, side="right")) - 1)
         if end > begin:
-            part.groups.append(some_lists(group, np.arange(ends[begin], ends[end])))
+            part.groups.append(group.select(np.arange(ends[begin], ends[end])))
             part.rows += int(rows_until[end])
         if end + 1 < len(ends):
             break
     return part
 
 
-def _rows_of(dataset: Dataset, groups: Sequence[Group]) -> NDArray[np.int64]:
-    """The number of impressions `[groups]`: by the footers of the files, where whole row groups are meant."""
+def _rows_of(dataset: Dataset, groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Count the impressions `[groups]`: those of whole row groups from the file footers."""
     rows: list[int] = []
     for path, of_file in groupby(groups, lambda group: group.path):
-        try:
-            with open_parquet(path) as file:
-                metadata = file.metadata
-                rows += [
-                    _values(metadata.row_group(group.number))
-                    if group.keep is None
-                    else int(dataset.read(group, ["position"]).offsets[-1])
-                    for group in of_file
-                ]
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is not a readable Parquet file: {error}") from error
+        with _opened(path) as file:
+            metadata = file.metadata
+            rows += [
+                _count_positions(metadata.row_group(group.number))
+                if group.keep is None
+                else int(dataset.read(group, ["position"]).offsets[-1])
+                for group in of_file
+            ]
     return np.array(rows, dtype=np.int64)
 
 
-def _values(row_group: pq.RowGroupMetaData) -> int:
-    """The number of positions in a row group; no list is empty, so there is one for each impression."""
+def _count_positions(row_group: pq.RowGroupMetaData) -> int:
+    """Count the positions in a row group; as no list is empty, there is one per impression."""
     columns = (row_group.column(number) for number in range(row_group.num_columns))
     return int(next(column.num_values for column in columns if column.path_in_schema.split(".")[0] == "position"))

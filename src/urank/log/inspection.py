@@ -1,4 +1,4 @@
-"""Is this log good enough to learn position effects from? Counts, curves, links between positions, and a verdict."""
+"""Inspect a log: counts, click rates by position, the position graph, and whether position effects are learnable."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from urank.config import to_jsonable
 from urank.errors import ConfigError
 from urank.log.columns import ITEM, LIST, QUERY, ROW, SESSION, LogSchema
+from urank.log.dataset import shown_positions
 from urank.log.identifiability import (
+    MAX_SHARED,
     MIN_CLICKS,
-    MOST_SHARED,
     Confounding,
-    Interventions,
-    find_interventions,
+    PositionGraph,
+    click_outcomes,
     heavy_tails,
     id_like,
-    outcomes,
-    predict_position,
+    position_confounding,
+    position_graph,
     ranges,
 )
-from urank.log.prepare import positions_of
 from urank.log.ragged import offsets_of_runs
 from urank.log.reader import Log
 from urank.log.splits import stable_hash
 from urank.progress import Report, prefetch, silent
 
-__all__ = [
-    "MOST_ALIKE",
-    "Facts",
-    "Inspection",
-    "LogVerdict",
-    "PositionRates",
-    "Tally",
-    "inspect",
-    "judge",
-    "wilson_interval",
-]
+__all__ = ["Facts", "Inspection", "LogVerdict", "PositionRates", "inspect", "wilson_interval"]
 
-MOST_ALIKE = 0.01
-"""Features that two items of a list share in more of the lists than this do not tell items apart."""
+SAMPLE_ROWS = 200_000
+SAMPLE_BYTES = 256 * 2**20
+PAIR_ROWS = 2_000_000
+MIN_ITEMS = 1_000
+MERGE_ROWS = 1_000_000
+EXACT_POSITIONS = 64
+MAX_GROUPS = 8
+MAX_ALIKE = 0.01
+"""If two items have equal features in more of the lists than this, features do not distinguish items."""
+
+_MOVE = "__urank_move"
+
+Level = Literal["learnable", "partly learnable", "not learnable"]
 
 
 @dataclass(frozen=True)
 class PositionRates:
-    """Click rate by position with its 95 % interval; one entry for each position that was shown."""
+    """Click rate by position with its 95 % interval; one entry per position that was shown."""
 
     position: list[int]
     impressions: list[int]
@@ -60,23 +62,23 @@ class PositionRates:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found in a log.
+    """The facts found in a log.
 
     Attributes:
-        rows, clicks, queries, lists: counts; a list is one showing of a query.
-        items: distinct items, when the log names them.
-        alike: without item ids, the share of lists in which two items have the same features (1 when there are none).
-        list_length: mean and percentiles.
-        lists_without_click, lists_below_top, lists_with_gaps: shares of lists with no click, with nothing at
-            position 1, with positions left out between the first and the last.
-        features: the number of features.
-        curve, by_policy, by_category: click rate by position, over all and for the largest groups.
-        value: mean and percentiles of the value, and the share that is zero.
-        missing: feature -> share of rows in which it is missing, where that ever happens.
-        confounding, confounding_by_policy: how well features tell the position.
-        outcomes, heavy_tails, id_like, losing_digits: features to be wary of.
-        interventions: how positions hang together.
-        same_query_moves: how often an item was seen at two positions of one query.
+        rows, clicks, queries, lists: Counts; a list is one showing of a query.
+        items: Distinct items, None without item ids.
+        alike: Without item ids, the share of lists in which two items have equal features (1 without features).
+        list_length: Mean and percentiles.
+        lists_without_click, lists_below_top, lists_with_gaps: Shares of lists without a click, with nothing at
+            position 1, with gaps between the first and the last position.
+        features: The number of features.
+        curve, by_policy, by_category: Click rate by position, overall and for the largest groups.
+        value: Mean and percentiles of the value, and the share of zeros.
+        missing: Feature -> share of rows in which it is missing, if that ever happens.
+        confounding, confounding_by_policy: How well features predict the position.
+        outcomes, heavy_tails, id_like, losing_digits: Suspicious features.
+        interventions: The position graph.
+        same_query_moves: How often an item was seen at two positions of one query.
     """
 
     name: str
@@ -102,19 +104,193 @@ class Facts:
     heavy_tails: dict[str, tuple[float, float]]
     id_like: list[str]
     losing_digits: list[str]
-    interventions: Interventions
+    interventions: PositionGraph
     same_query_moves: int
 
     @property
-    def tells_items(self) -> bool:
-        """Whether items can be told apart: by their ids, or by features that hardly ever agree within a list."""
-        return self.items is not None or self.alike <= MOST_ALIKE
+    def distinguishes_items(self) -> bool:
+        """Whether items can be distinguished: by their ids, or by features that rarely agree within a list."""
+        return self.items is not None or self.alike <= MAX_ALIKE
+
+
+@dataclass(frozen=True)
+class LogVerdict:
+    """Whether position effects are learnable: level for machines, sentence for people, reasons, warnings, advice."""
+
+    level: Level
+    sentence: str
+    reasons: list[str]
+    warnings: list[str]
+    advice: list[str]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The facts of a log and a verdict, to be read before training on it."""
+
+    facts: Facts
+    verdict: LogVerdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict."""
+        payload = to_jsonable({"verdict": asdict(self.verdict), **asdict(self.facts)})
+        if self.facts.interventions.shared is None:
+            payload["interventions"]["note"] = f"shared is left out, since there are more than {MAX_SHARED} positions"
+        return dict(payload)
+
+
+def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
+    """Inspect a log, in one pass and in bounded memory.
+
+    Of a folder that was prepared with `positions`, only the shown items are inspected.
+
+    Args:
+        log: The log, opened by `urank.read`.
+        randomised: Values of `policy` whose lists were shown in random order.
+        report: Progress callback.
+    """
+    if randomised and "policy" not in log.schema.roles:
+        raise ConfigError(f"randomised needs a column that plays 'policy'; {log.name} has none")
+    counters = _Counters(log.schema)
+    losing: dict[str, None] = {}
+    last = shown_positions(log.name)
+    for frame, done in prefetch(log.batches(lambda raw: losing.update(dict.fromkeys(log.schema.losing_digits(raw))))):
+        frame = frame if last is None else frame.filter(pl.col("position") <= last)
+        if frame.height:
+            counters.add(frame)
+        report("inspecting", done, log.size)
+    _refuse_duplicate_positions(log, counters)
+    cells, lists, sample = counters.cells(), counters.lists(), counters.sample()
+    for policy in randomised:
+        known = cells["policy"].drop_nulls().unique().sort().to_list()
+        if policy not in known:
+            policies = ", ".join(known[:10])
+            raise ConfigError(f"no list of {log.name} has the policy '{policy}'; its policies are {policies}")
+    alike = counters.alike()
+    distinguishable = counters.has_item_ids or alike <= MAX_ALIKE
+    graph = _position_graph(counters, cells, randomised, distinguishable=distinguishable)
+    after_click = click_outcomes(sample, log.schema)
+    everything, by_policy = _confounding(sample, log.schema, _policies(cells, randomised), after_click)
+    value = None
+    if "value" in log.schema.roles:
+        values = sample["value"].to_numpy()
+        value = _quantiles(values, (0, 1, 25, 50, 75, 99, 100)) | {"zero": float((values == 0).mean())}
+    curve = _rates(cells)
+    spans = lists["bottom"] - lists["top"] + 1
+    facts = Facts(
+        name=log.name,
+        rows=counters.rows,
+        clicks=sum(curve.clicks),
+        queries=lists[QUERY].n_unique(),
+        lists=lists.height,
+        items=graph.items if "item_id" in log.schema.roles else None,
+        alike=alike,
+        list_length=_quantiles(lists["n"].to_numpy(), (0, 10, 50, 90, 100)),
+        lists_without_click=float((lists["clicks"] == 0).to_numpy().mean()),
+        lists_below_top=float((lists["top"] > 1).to_numpy().mean()),
+        lists_with_gaps=float((spans > lists["n"]).to_numpy().mean()),
+        features=len(log.schema.features),
+        curve=curve,
+        by_policy=_rates_by(cells, "policy"),
+        by_category=_rates_by(cells, "category"),
+        value=value,
+        missing=counters.missing(),
+        confounding=everything,
+        confounding_by_policy=by_policy,
+        outcomes=after_click,
+        heavy_tails=heavy_tails(sample, log.schema),
+        id_like=id_like(sample, log.schema),
+        losing_digits=list(losing),
+        interventions=graph,
+        same_query_moves=counters.same_query_moves() if distinguishable else 0,
+    )
+    return Inspection(facts, _assess(facts, randomised))
+
+
+def _rates(cells: pl.DataFrame) -> PositionRates:
+    by_position = cells.group_by("position").agg(pl.col("n", "clicks").sum()).sort("position")
+    n, clicks = by_position["n"].to_numpy().astype(np.int64), by_position["clicks"].to_numpy()
+    low, high = wilson_interval(clicks, n)
+    rate = (clicks / n).tolist()
+    return PositionRates(
+        by_position["position"].to_list(), n.tolist(), clicks.tolist(), rate, low.tolist(), high.tolist()
+    )
+
+
+def _rates_by(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
+    """Return the click rates by position of the largest groups."""
+    if group not in cells.columns:
+        return {}
+    named = cells.with_columns(pl.col(group).fill_null("missing"))
+    sizes = named.group_by(group).agg(pl.col("n").sum()).sort(["n", group], descending=[True, False])
+    return {name: _rates(named.filter(pl.col(group) == name)) for name in sizes[group].head(MAX_GROUPS).to_list()}
+
+
+def _policies(cells: pl.DataFrame, randomised: Collection[str]) -> list[str]:
+    """Return the randomised policies and the largest of the others."""
+    if "policy" not in cells.columns:
+        return []
+    sizes = cells.drop_nulls("policy").group_by("policy").agg(pl.col("n").sum())
+    largest = sizes.sort(["n", "policy"], descending=[True, False])["policy"].head(MAX_GROUPS).to_list()
+    return list(dict.fromkeys([*largest, *sorted(randomised)]))
+
+
+def _refuse_duplicate_positions(log: Log, counters: _Counters) -> None:
+    """Refuse a log in which a list has a position twice; its rows are found in a second pass."""
+    found = counters.duplicate_position()
+    if found is None:
+        return
+    query, session = found
+    parts = []
+    for frame, _ in log.batches():
+        chosen = stable_hash(frame["query_id"]) == np.uint64(query)
+        if "session_id" in frame.columns:
+            chosen &= stable_hash(frame["session_id"]) == np.uint64(session)
+        parts.append(frame.filter(pl.Series(chosen)))
+    rows = pl.concat(parts)
+    rows = rows.filter(pl.col("position").is_duplicated()).sort("position", ROW)
+    ids = rows["session_id"].to_list() if "session_id" in rows.columns else [None] * rows.height
+    raise log.duplicate_position_error(rows["query_id"][0], ids[0], rows["position"][0], rows[ROW].head(2).to_list())
+
+
+def _position_graph(
+    counters: _Counters, cells: pl.DataFrame, randomised: Collection[str], *, distinguishable: bool
+) -> PositionGraph:
+    K = int(cells["position"].max())  # type: ignore[arg-type]
+    random_clicks, shown = np.zeros(K, dtype=np.int64), np.zeros(K, dtype=np.bool_)
+    shown[cells["position"].to_numpy() - 1] = True
+    if randomised:
+        chosen = cells.filter(pl.col("policy").is_in(list(randomised)))
+        np.add.at(random_clicks, chosen["position"].to_numpy() - 1, chosen["clicks"].to_numpy())
+    if not distinguishable:
+        nothing = np.zeros(0, dtype=np.int64)
+        return position_graph(nothing, nothing, nothing, random_clicks, shown=shown)
+    pairs, share = counters.pairs()
+    number = pairs[ITEM].rle_id().to_numpy().astype(np.int64)
+    position, clicks = pairs["position"].to_numpy().astype(np.int64), pairs["clicks"].to_numpy()
+    return position_graph(number, position, clicks, random_clicks, shown=shown, share=share)
+
+
+def _confounding(
+    sample: pl.DataFrame, schema: LogSchema, policies: Collection[str], without: Collection[str]
+) -> tuple[Confounding | None, dict[str, Confounding]]:
+    def of(rows: pl.DataFrame) -> Confounding | None:
+        return position_confounding(rows, offsets_of_runs(rows[LIST].to_numpy()), schema, without=without)
+
+    sample = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
+    by_policy = {name: of(sample.filter(pl.col("policy") == name)) for name in policies}
+    return of(sample), {name: found for name, found in by_policy.items() if found is not None}
+
+
+def _quantiles(x: NDArray[Any], percents: tuple[int, ...]) -> dict[str, float]:
+    found = {f"p{percent}": float(np.percentile(x, percent)) for percent in percents}
+    return {"mean": float(x.mean(dtype=np.float64)), **found}
 
 
 def wilson_interval(
     clicks: NDArray[np.int64], impressions: NDArray[np.int64], z: float = 1.959964
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The 95 % interval of a rate (Wilson 1927); unlike the plain one it is sound for few or no clicks.
+    """Return the 95 % interval of a rate (Wilson 1927), which unlike the normal one is valid for few or no clicks.
 
     >>> low, high = wilson_interval(np.array([0]), np.array([10]))
     >>> round(float(low[0]), 3), round(float(high[0]), 3)
@@ -127,20 +303,10 @@ def wilson_interval(
     return np.maximum((centre - half) / scale, 0.0), np.minimum((centre + half) / scale, 1.0)
 
 
-SAMPLE_ROWS = 200_000
-SAMPLE_BYTES = 256 * 2**20
-PAIR_ROWS = 2_000_000
-FEWEST_ITEMS = 1_000
-MERGE_ROWS = 1_000_000
-EXACT_POSITIONS = 64
+class _KeySample:
+    """All rows of some keys: of all keys while rows are few, then of those with the lowest hashes.
 
-_MOVE = "__urank_move"
-
-
-class _Sample:
-    """All rows of some keys: of all keys while rows are few, of those with the lowest hashes when they grow too many.
-
-    At least `fewest` keys are kept, whatever that takes; so it never ends empty, and a few keys are never sampled.
+    At least `fewest` keys are kept, however many rows they have, so the sample is never empty.
     """
 
     def __init__(self, key: str, most: int, fewest: int = 1) -> None:
@@ -158,7 +324,7 @@ class _Sample:
             self.cut()
 
     def cut(self) -> pl.DataFrame:
-        """All rows in one frame, of half as many keys as long as they are too many."""
+        """Return all rows in one frame, halving the keys as long as there are too many rows."""
         frame = self._together()
         while frame.height > self.most:
             keys = frame[self.key].unique().sort()
@@ -181,8 +347,8 @@ class _Sample:
         return float((self.limit + 1) / 2**64)
 
 
-class _Sums(_Sample):
-    """Grouped sums, smallest and largest values, drawn together whenever too many parts have gathered."""
+class _GroupedSums(_KeySample):
+    """Sums, minima and maxima by group, merged whenever too many parts have accumulated."""
 
     def __init__(self, keys: list[str], most: int = 2**62, fewest: int = 1, **how: str) -> None:
         super().__init__(keys[0], most, fewest)
@@ -208,25 +374,25 @@ class _Sums(_Sample):
         return super()._together().group_by(self.keys).agg(columns)
 
 
-class Tally:
-    """Everything `inspect` counts."""
+class _Counters:
+    """The counters of `inspect`, filled a batch at a time."""
 
     def __init__(self, schema: LogSchema) -> None:
         self.schema = schema
         self.rows = 0
         self.groups = [name for name in ("policy", "category") if name in schema.roles]
-        self.names_items = "item_id" in schema.roles
-        self.tells_items = self.names_items or bool(schema.features)
-        self._cells = _Sums(["position", *self.groups], n="sum", clicks="sum")
-        self._lists = _Sums([QUERY, SESSION], n="sum", clicks="sum", top="min", bottom="max", bits="sum")
+        self.has_item_ids = "item_id" in schema.roles
+        self._has_items = self.has_item_ids or bool(schema.features)
+        self._cells = _GroupedSums(["position", *self.groups], n="sum", clicks="sum")
+        self._lists = _GroupedSums([QUERY, SESSION], n="sum", clicks="sum", top="min", bottom="max", bits="sum")
         self._missing: list[pl.DataFrame] = []
         in_memory = SAMPLE_BYTES // (4 * len(schema.features) + 200)
-        self._sample = _Sample(LIST, min(SAMPLE_ROWS, in_memory))
-        self._pairs = _Sums([ITEM, "position"], PAIR_ROWS, FEWEST_ITEMS, clicks="sum")
-        self._moves = _Sums([_MOVE], PAIR_ROWS, top="min", bottom="max")
+        self._sample = _KeySample(LIST, min(SAMPLE_ROWS, in_memory))
+        self._pairs = _GroupedSums([ITEM, "position"], PAIR_ROWS, MIN_ITEMS, clicks="sum")
+        self._moves = _GroupedSums([_MOVE], PAIR_ROWS, top="min", bottom="max")
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Take a batch in canonical form."""
+        """Add a batch in canonical form."""
         self.rows += frame.height
         queries = stable_hash(frame["query_id"])
         sessions = np.zeros(frame.height, np.uint64)
@@ -235,7 +401,7 @@ class Tally:
             sessions = stable_hash(frame["session_id"])
             lists = _paired(queries, sessions)
         frame = frame.with_columns(pl.Series(QUERY, queries), pl.Series(SESSION, sessions), pl.Series(LIST, lists))
-        if self.tells_items:
+        if self._has_items:
             frame = frame.with_columns(self._item(frame))
         n, clicks = pl.len().alias("n"), pl.col("click").cast(pl.Int64).sum().alias("clicks")
         top, bottom = pl.col("position").min().alias("top"), pl.col("position").max().alias("bottom")
@@ -245,13 +411,13 @@ class Tally:
         self._lists.add(frame.group_by(QUERY, SESSION).agg(n, narrow, top, bottom, bit.sum().alias("bits")))
         self._missing.append(self._count_missing(frame))
         self._sample.add(frame)
-        if self.tells_items:
+        if self._has_items:
             self._pairs.add(frame.group_by(ITEM, "position").agg(clicks))
             move = pl.Series(_MOVE, _paired(frame[ITEM].to_numpy(), queries))
             self._moves.add(frame.select(move, "position").group_by(_MOVE).agg(top, bottom))
 
     def _item(self, frame: pl.DataFrame) -> pl.Series:
-        if self.names_items:
+        if self.has_item_ids:
             return pl.Series(ITEM, stable_hash(frame["item_id"]))
         names = [feature.name for feature in self.schema.features]
         return frame.select(pl.struct(names).hash(seed=0).alias(ITEM))[ITEM]
@@ -261,18 +427,18 @@ class Tally:
         return frame.select(*numeric, *[pl.col(name).null_count() for name in self.schema.named("categorical")])
 
     def cells(self) -> pl.DataFrame:
-        """Impressions `n` and `clicks` by position, policy and category."""
+        """Return impressions `n` and `clicks` by position, policy and category."""
         return self._cells.cut().sort("position", *self.groups)
 
     def lists(self) -> pl.DataFrame:
-        """Items `n`, `clicks`, `top` and `bottom` position of each list; `bits` is the sum of its 2^(position − 1)."""
+        """Return items `n`, `clicks`, `top` and `bottom` position of each list; `bits` is Σ 2^(position − 1)."""
         return self._lists.cut()
 
-    def position_twice(self) -> tuple[int, int] | None:
-        """The hashes (query, session) of a list in which a position occurs twice.
+    def duplicate_position(self) -> tuple[int, int] | None:
+        """Return the hashes (query, session) of a list in which a position occurs twice, None if there is none.
 
         n powers of two sum to a number with n bits if and only if all are different: exact for lists that end at
-        position 64 or above. A deeper list is caught if it has more items than positions, or if it is in the sample.
+        position 64 or above. A deeper list is detected if it has more items than positions, or is in the sample.
         """
         lists = self.lists()
         shallow, bits = pl.col("bottom") <= EXACT_POSITIONS, pl.col("bits").bitwise_count_ones()
@@ -284,36 +450,36 @@ class Tally:
         return (int(found[QUERY][0]), int(found[SESSION][0])) if found.height else None
 
     def missing(self) -> dict[str, float]:
-        """The share of rows in which each feature is missing, for those where it ever is."""
+        """Return the share of missing values of each feature that has any."""
         if not self.schema.features:
             return {}
         counts = pl.concat(self._missing).sum().row(0, named=True)
         return {name: count / self.rows for name, count in counts.items() if count}
 
     def sample(self) -> pl.DataFrame:
-        """All rows of some of the lists, sorted into lists."""
+        """Return all rows of some of the lists, sorted into lists."""
         return self._sample.cut().sort(QUERY, SESSION, "position")
 
     def alike(self) -> float:
-        """The share of lists in which two items cannot be told apart, since the log has only their features."""
-        if self.names_items or not self.tells_items:
-            return 0.0 if self.names_items else 1.0
+        """Return the share of lists in which two items cannot be distinguished, as there are only features."""
+        if self.has_item_ids or not self._has_items:
+            return 0.0 if self.has_item_ids else 1.0
         rows = self.sample().select(QUERY, SESSION, ITEM)
         counts = rows.group_by(QUERY, SESSION).agg(pl.len().alias("n"), pl.col(ITEM).n_unique().alias("unique"))
         return float((counts["unique"] < counts["n"]).to_numpy().mean())
 
     def pairs(self) -> tuple[pl.DataFrame, float]:
-        """Clicks by item and position for some of the items, and the share of items that is; 1 means all."""
+        """Return clicks by item and position for some of the items, and the share of items included."""
         return self._pairs.cut().sort(ITEM, "position"), self._pairs.share
 
     def same_query_moves(self) -> int:
-        """How often an item was seen at two positions of one query."""
+        """Return how often an item was seen at two positions of one query."""
         moves = self._moves.cut()
         return round(int((moves["top"] < moves["bottom"]).to_numpy().sum()) / self._moves.share)
 
 
 def _paired(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of two hashes."""
+    """Combine two hashes."""
     with np.errstate(over="ignore"):
         mixed = (first ^ (second >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + second
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -321,25 +487,12 @@ def _paired(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
     return paired
 
 
-Level = Literal["learnable", "partly learnable", "not learnable"]
-
-
-@dataclass(frozen=True)
-class LogVerdict:
-    """Attributes: the level for machines, the sentence for people, reasons, warnings, and what to do."""
-
-    level: Level
-    sentence: str
-    reasons: list[str]
-    warnings: list[str]
-    advice: list[str]
-
-
-def judge(facts: Facts, *, randomised: Collection[str]) -> LogVerdict:
-    """Judge a log by the facts that `inspect` gathered."""
+def _assess(facts: Facts, randomised: Collection[str]) -> LogVerdict:
+    """Derive the verdict from the facts."""
     level, sentence, reasons, advice = _learnable(facts, randomised)
-    warnings, more_advice = _warnings(facts, randomised)
-    return LogVerdict(level, sentence, reasons, warnings, advice + more_advice)
+    found = [*_list_warnings(facts), *_feature_warnings(facts), *_confounding_warnings(facts, randomised)]
+    warnings = [warning for warning, _ in found]
+    return LogVerdict(level, sentence, reasons, warnings, advice + [more for _, more in found if more])
 
 
 def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, list[str], list[str]]:
@@ -367,9 +520,9 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
             "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy",
         )
     if facts.items is None:
-        elsewhere.insert(0, "add the item's id (--column item_id=NAME): without it only equal features tell an item")
-    if not facts.tells_items and not randomised:
-        return "not learnable", "not learnable: items cannot be told apart", reasons, elsewhere
+        elsewhere.insert(0, "add the item's id (--column item_id=NAME): without it only its features identify an item")
+    if not facts.distinguishes_items and not randomised:
+        return "not learnable", "not learnable: items cannot be distinguished", reasons, elsewhere
     if graph.moved == 0 and not randomised:
         sentence = "not learnable: every item was always shown at the same position"
         return "not learnable", sentence, reasons, elsewhere
@@ -393,15 +546,15 @@ def _positions(numbers: list[int]) -> str:
     return f"position{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
-def _reason(facts: Facts, graph: Interventions) -> str:
-    if not facts.tells_items:
+def _reason(facts: Facts, graph: PositionGraph) -> str:
+    if not facts.distinguishes_items:
         why = (
             "it has neither item ids nor features"
             if facts.features == 0
             else f"in {facts.alike:.0%} of the lists two items have the same features"
         )
-        return f"the log does not tell items apart: {why}"
-    what = "items" if facts.items is not None else "items (told apart by their features, as there is no item_id)"
+        return f"the log does not distinguish items: {why}"
+    what = "items" if facts.items is not None else "items (distinguished by their features, as there is no item_id)"
     if graph.moved == 0:
         return f"none of the {graph.items:,} {what} was seen at two positions"
     here = facts.same_query_moves
@@ -413,13 +566,7 @@ def _reason(facts: Facts, graph: Interventions) -> str:
     return f"{graph.moved:,} of {graph.items:,} {what} were seen at two positions or more, {context}"
 
 
-def _warnings(facts: Facts, randomised: Collection[str]) -> tuple[list[str], list[str]]:
-    """What to beware of, and for some of it what to do."""
-    found = [*_odd_lists(facts), *_odd_features(facts), *_told_by_features(facts, randomised)]
-    return [warning for warning, _ in found], [advice for _, advice in found if advice]
-
-
-def _odd_lists(facts: Facts) -> Iterator[tuple[str, str | None]]:
+def _list_warnings(facts: Facts) -> Iterator[tuple[str, str | None]]:
     if facts.lists_without_click == 0 and facts.lists >= 100:
         yield (
             "every list has a click: lists without one seem to be left out, so click rates are too high, and the "
@@ -432,10 +579,10 @@ def _odd_lists(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield f"{_positions(rare)} were shown rarely (slots that are mostly empty, or the tail)", None
 
 
-def _odd_features(facts: Facts) -> Iterator[tuple[str, str | None]]:
+def _feature_warnings(facts: Facts) -> Iterator[tuple[str, str | None]]:
     if facts.outcomes:
         yield (
-            f"{', '.join(facts.outcomes)}: known only after a click, so results of it; a model must not see them",
+            f"{', '.join(facts.outcomes)}: known only after a click, so a model must not see them",
             " ".join(f"--drop {name}" for name in facts.outcomes),
         )
     if facts.id_like:
@@ -445,8 +592,8 @@ def _odd_features(facts: Facts) -> Iterator[tuple[str, str | None]]:
         )
     if facts.losing_digits:
         yield (
-            f"{', '.join(facts.losing_digits)}: whole numbers that lose digits as 32-bit numbers",
-            f"--categorical {facts.losing_digits[0]} if they are names, or --drop, or subtract an offset from them",
+            f"{', '.join(facts.losing_digits)}: whole numbers that lose digits as 32-bit floats",
+            f"--categorical {facts.losing_digits[0]} if they are ids, or --drop, or subtract an offset from them",
         )
     for name, (high, largest) in facts.heavy_tails.items():
         yield f"{name}: the largest value, {largest:,.4g}, is {largest / high:,.0f} times the 99th percentile", None
@@ -456,205 +603,22 @@ def _odd_features(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield f"mostly missing: {', '.join(f'{n} ({facts.missing[n]:.0%})' for n in mostly[:5])}{more}", None
 
 
-def _told_by_features(facts: Facts, randomised: Collection[str]) -> Iterator[tuple[str, str | None]]:
+def _confounding_warnings(facts: Facts, randomised: Collection[str]) -> Iterator[tuple[str, str | None]]:
     if facts.confounding is not None and facts.confounding.share > 0.3:
         yield (
             f"features explain {facts.confounding.share:.0%} of the position within lists: the old ranker's choice "
-            "and the effect of position are hard to tell apart",
+            "and the effect of position are hard to separate",
             None,
         )
     for policy, found in facts.confounding_by_policy.items():
         if found.looks_random and policy not in randomised:
             yield (
-                f"policy {policy} looks randomised: its features say nothing of the position (p = {found.p_value:.2f})",
-                f"if policy {policy} was random by design, say so: --randomised {policy}",
+                f"policy {policy} looks randomised: features do not explain its positions (p = {found.p_value:.2f})",
+                f"if policy {policy} was random by design, pass --randomised {policy}",
             )
         elif not found.looks_random and policy in randomised and found.rows >= 1_000:
             yield (
-                f"policy {policy} is said to be random, but features explain {found.share:.1%} of the position "
+                f"policy {policy} is declared random, but features explain {found.share:.1%} of the position "
                 f"(p = {found.p_value:.1g})",
                 None,
             )
-
-
-MOST_GROUPS = 8
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What a person should know of a log before training on it: the facts, and a verdict in plain words."""
-
-    facts: Facts
-    verdict: LogVerdict
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON has it: the facts and, among them, the verdict."""
-        plain = {key: _plain(value) for key, value in asdict(self.facts).items()}
-        if self.facts.interventions.shared is None:
-            plain["interventions"]["note"] = f"shared is left out, since there are more than {MOST_SHARED} positions"
-        return {"verdict": asdict(self.verdict), **plain}
-
-
-def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
-    """Look a log over, in one pass and in bounded memory.
-
-    Of a folder that was prepared with `positions`, only what was shown is looked at.
-
-    Args:
-        log: what `urank.read` opened.
-        randomised: values of `policy` whose lists were shown in random order.
-        report: told how far it is.
-    """
-    if randomised and "policy" not in log.schema.roles:
-        raise ConfigError(f"randomised lists are told by their policy; {log.name} has no column that plays that role")
-    tally = Tally(log.schema)
-    losing: dict[str, None] = {}
-    last = positions_of(log.name)
-    for frame, done in prefetch(log.batches(lambda raw: losing.update(dict.fromkeys(log.schema.losing_digits(raw))))):
-        frame = frame if last is None else frame.filter(pl.col("position") <= last)
-        if frame.height:
-            tally.add(frame)
-        report("inspecting", done, log.size)
-    _refuse_twice(log, tally)
-    cells, lists, sample = tally.cells(), tally.lists(), tally.sample()
-    if randomised:
-        _check_policies(cells, randomised, log.name)
-    alike = tally.alike()
-    told_apart = tally.names_items or alike <= MOST_ALIKE
-    interventions = _interventions(tally, cells, randomised, told_apart=told_apart)
-    after_click = outcomes(sample, log.schema)
-    everything, by_policy = _confounding(sample, log.schema, _policies(cells, randomised), after_click)
-    curve = _curve(cells)
-    spans = lists["bottom"] - lists["top"] + 1
-    facts = Facts(
-        name=log.name,
-        rows=tally.rows,
-        clicks=sum(curve.clicks),
-        queries=lists[QUERY].n_unique(),
-        lists=lists.height,
-        items=interventions.items if "item_id" in log.schema.roles else None,
-        alike=alike,
-        list_length=_quantiles(lists["n"].to_numpy(), (0, 10, 50, 90, 100)),
-        lists_without_click=_share(lists["clicks"] == 0),
-        lists_below_top=_share(lists["top"] > 1),
-        lists_with_gaps=_share(spans > lists["n"]),
-        features=len(log.schema.features),
-        curve=curve,
-        by_policy=_curves(cells, "policy"),
-        by_category=_curves(cells, "category"),
-        value=_values(sample) if "value" in log.schema.roles else None,
-        missing=tally.missing(),
-        confounding=everything,
-        confounding_by_policy=by_policy,
-        outcomes=after_click,
-        heavy_tails=heavy_tails(sample, log.schema),
-        id_like=id_like(sample, log.schema),
-        losing_digits=list(losing),
-        interventions=interventions,
-        same_query_moves=tally.same_query_moves() if told_apart else 0,
-    )
-    return Inspection(facts, judge(facts, randomised=randomised))
-
-
-def _curve(cells: pl.DataFrame) -> PositionRates:
-    by_position = cells.group_by("position").agg(pl.col("n", "clicks").sum()).sort("position")
-    n, clicks = by_position["n"].to_numpy().astype(np.int64), by_position["clicks"].to_numpy()
-    low, high = wilson_interval(clicks, n)
-    rate = (clicks / n).tolist()
-    return PositionRates(
-        by_position["position"].to_list(), n.tolist(), clicks.tolist(), rate, low.tolist(), high.tolist()
-    )
-
-
-def _curves(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
-    """The curves of the largest groups."""
-    if group not in cells.columns:
-        return {}
-    named = cells.with_columns(pl.col(group).fill_null("missing"))
-    sizes = named.group_by(group).agg(pl.col("n").sum()).sort(["n", group], descending=[True, False])
-    return {name: _curve(named.filter(pl.col(group) == name)) for name in sizes[group].head(MOST_GROUPS).to_list()}
-
-
-def _check_policies(cells: pl.DataFrame, randomised: Collection[str], name: str) -> None:
-    known = cells["policy"].drop_nulls().unique().sort().to_list()
-    for policy in randomised:
-        if policy not in known:
-            raise ConfigError(f"no list of {name} has the policy '{policy}'; its policies are {', '.join(known[:10])}")
-
-
-def _policies(cells: pl.DataFrame, randomised: Collection[str]) -> list[str]:
-    """Those that are said to be random, and the largest of the others."""
-    if "policy" not in cells.columns:
-        return []
-    sizes = cells.drop_nulls("policy").group_by("policy").agg(pl.col("n").sum())
-    largest = sizes.sort(["n", "policy"], descending=[True, False])["policy"].head(MOST_GROUPS).to_list()
-    return list(dict.fromkeys([*largest, *sorted(randomised)]))
-
-
-def _refuse_twice(log: Log, tally: Tally) -> None:
-    """Refuse a log in which a list has a position twice; the rows are looked up in a second pass."""
-    found = tally.position_twice()
-    if found is None:
-        return
-    query, session = found
-    parts = []
-    for frame, _ in log.batches():
-        chosen = stable_hash(frame["query_id"]) == np.uint64(query)
-        if "session_id" in frame.columns:
-            chosen &= stable_hash(frame["session_id"]) == np.uint64(session)
-        parts.append(frame.filter(pl.Series(chosen)))
-    rows = pl.concat(parts)
-    rows = rows.filter(pl.col("position").is_duplicated()).sort("position", ROW)
-    ids = rows["session_id"].to_list() if "session_id" in rows.columns else [None] * rows.height
-    raise log.position_twice(rows["query_id"][0], ids[0], rows["position"][0], rows[ROW].head(2).to_list())
-
-
-def _interventions(
-    tally: Tally, cells: pl.DataFrame, randomised: Collection[str], *, told_apart: bool
-) -> Interventions:
-    K = int(cells["position"].max())  # type: ignore[arg-type]
-    random_clicks, shown = np.zeros(K, dtype=np.int64), np.zeros(K, dtype=np.bool_)
-    shown[cells["position"].to_numpy() - 1] = True
-    if randomised:
-        chosen = cells.filter(pl.col("policy").is_in(list(randomised)))
-        np.add.at(random_clicks, chosen["position"].to_numpy() - 1, chosen["clicks"].to_numpy())
-    if not told_apart:
-        nothing = np.zeros(0, dtype=np.int64)
-        return find_interventions(nothing, nothing, nothing, random_clicks, shown=shown)
-    pairs, share = tally.pairs()
-    number = pairs[ITEM].rle_id().to_numpy().astype(np.int64)
-    position, clicks = pairs["position"].to_numpy().astype(np.int64), pairs["clicks"].to_numpy()
-    return find_interventions(number, position, clicks, random_clicks, shown=shown, share=share)
-
-
-def _confounding(
-    sample: pl.DataFrame, schema: LogSchema, policies: Collection[str], without: Collection[str]
-) -> tuple[Confounding | None, dict[str, Confounding]]:
-    def of(rows: pl.DataFrame) -> Confounding | None:
-        return predict_position(rows, offsets_of_runs(rows[LIST].to_numpy()), schema, without=without)
-
-    sample = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
-    by_policy = {name: of(sample.filter(pl.col("policy") == name)) for name in policies}
-    return of(sample), {name: found for name, found in by_policy.items() if found is not None}
-
-
-def _values(sample: pl.DataFrame) -> dict[str, float]:
-    values = sample["value"].to_numpy()
-    return _quantiles(values, (0, 1, 25, 50, 75, 99, 100)) | {"zero": float((values == 0).mean())}
-
-
-def _quantiles(x: NDArray[Any], percents: tuple[int, ...]) -> dict[str, float]:
-    found = {f"p{percent}": float(np.percentile(x, percent)) for percent in percents}
-    return {"mean": float(x.mean(dtype=np.float64)), **found}
-
-
-def _share(flags: pl.Series) -> float:
-    return float(flags.to_numpy().mean())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return value

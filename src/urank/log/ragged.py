@@ -1,7 +1,7 @@
-"""Ragged lists: rows of items that belong to queries, as flat arrays with offsets, or padded with a mask.
+"""Ragged lists: flat arrays of items with offsets, or padded arrays with a mask.
 
-The items of query `q` are the rows `offsets[q]` up to, not including, `offsets[q + 1]`. A padded array has shape
-`[B, n, ...]` and always travels with its mask `where[B, n]`; what stands in the padding means nothing.
+List `q` has the rows `offsets[q]` to `offsets[q + 1] - 1`. A padded array has shape `[B, n, ...]` and is always passed
+together with its mask `where[B, n]`; values in the padding are arbitrary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 __all__ = ["at_positions", "list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
 
-_LONG = 128
+_LONG_LIST = 128
 
 
 def offsets_of_runs(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Offsets of the runs of equal neighbours in `keys`.
+    """Return the offsets of runs of equal neighbours.
 
     >>> offsets_of_runs(np.array([7, 7, 3, 9, 9, 9])).tolist()
     [0, 2, 3, 6]
@@ -31,7 +31,7 @@ def offsets_of_runs(keys: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def list_ids(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of the list that each row belongs to.
+    """Return the list number of each row.
 
     >>> list_ids(np.array([0, 2, 3])).tolist()
     [0, 0, 1]
@@ -40,7 +40,7 @@ def list_ids(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def where_items(offsets: NDArray[np.int64], width: int | None = None) -> NDArray[np.bool_]:
-    """The mask `[B, n]` of a padded batch: true where there is an item.
+    """Return the mask `[B, n]` of a padded batch: true where there is an item.
 
     >>> where_items(np.array([0, 2, 3])).tolist()
     [[True, True], [True, False]]
@@ -54,7 +54,7 @@ def where_items(offsets: NDArray[np.int64], width: int | None = None) -> NDArray
 
 
 def pad(values: NDArray[Any], offsets: NDArray[np.int64], *, fill: float = 0, width: int | None = None) -> NDArray[Any]:
-    """Flat rows `[rows, ...]` as a padded batch `[B, n, ...]`; `padded[where_items(offsets)]` gives the rows back.
+    """Pad flat rows `[rows, ...]` to a batch `[B, n, ...]`; `padded[where_items(offsets)]` is the inverse.
 
     >>> pad(np.array([5, 6, 7]), np.array([0, 2, 3])).tolist()
     [[5, 6], [7, 0]]
@@ -66,10 +66,9 @@ def pad(values: NDArray[Any], offsets: NDArray[np.int64], *, fill: float = 0, wi
 
 
 def order_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """The item `[B, n]` at each place when a list is sorted by falling score.
+    """Return the item `[B, n]` at each rank when lists are sorted by decreasing score.
 
-    Ties are broken by input order; items that are masked out come after all others. This is the only place in urank
-    that sorts by scores.
+    Ties are broken by input order; masked items come last. This is the only function in urank that sorts by score.
 
     >>> order_by_score(np.array([[0.1, 0.9, 0.9]])).tolist()
     [[1, 2, 0]]
@@ -80,9 +79,9 @@ def order_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = No
     if np.isnan(keys if where is None else keys[where]).any():
         raise ValueError("scores must be numbers; got NaN")
     if where is not None:
-        keys[~where] = np.nan  # which comes after infinity
-    elif keys.shape[-1] >= _LONG:
-        # Without ties there is one order, and a sort that is not stable finds it several times as fast.
+        keys[~where] = np.nan  # sorts after infinity
+    elif keys.shape[-1] >= _LONG_LIST:
+        # Without ties the order is unique, and an unstable sort is several times faster.
         order = np.argsort(keys, axis=-1)
         sorted_keys = keys[np.arange(len(keys))[:, None], order]
         if not (sorted_keys[..., 1:] == sorted_keys[..., :-1]).any():
@@ -91,7 +90,7 @@ def order_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = No
 
 
 def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """The 1-based position `[B, n]` of each item when a list is sorted by falling score, as `order_by_score` does.
+    """Return the 1-based position `[B, n]` of each item in the order of `order_by_score`.
 
     >>> positions_by_score(np.array([[0.1, 0.9, 0.9]])).tolist()
     [[3, 1, 2]]
@@ -104,7 +103,7 @@ def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None 
 
 
 def at_positions(table: NDArray[Any], position: NDArray[np.int64]) -> NDArray[Any]:
-    """The entry `[rows]` of a table `[rows, K]` at the 1-based position of each row.
+    """Return the entry `[rows]` of a table `[rows, K]` at the 1-based position of each row.
 
     >>> at_positions(np.array([[0.5, 0.4], [0.3, 0.2]]), np.array([2, 1])).tolist()
     [0.4, 0.3]

@@ -1,4 +1,7 @@
-"""Train, validation and test by query: a stable hash decides, so a query keeps its place when data is added."""
+"""Split queries into train, validation and test, by a stable hash or by time.
+
+The hash depends on nothing but the id, so a query keeps its split when data is added.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    """Mix bits by the finaliser of SplitMix64: every input bit affects every output bit."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
 def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
-    """A 64-bit hash of each id's text: the same on every machine and in every version, unlike Polars' own.
+    """Hash the text of each id to 64 bits: the same on every machine and in every version, unlike Polars' own hash.
 
     A polynomial in the bytes modulo 2⁶⁴, then mixed. Ids are hashed as text, so 17 and "17" agree.
 
@@ -52,7 +55,7 @@ def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
     powers = np.full(int(lengths.max()) + 1, _MULTIPLIER, dtype=np.uint64).cumprod(dtype=np.uint64)
     polynomial = np.empty(len(ids), dtype=np.uint64)
     first = 0
-    while first < len(ids):  # some texts at a time: a byte takes forty in between
+    while first < len(ids):  # in chunks: the intermediate arrays take 40 bytes per byte of text
         last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + CHUNK_BYTES, side="right")) - 1)
         polynomial[first:last] = _polynomials(letters, bounds[first : last + 1], powers)
         first = last
@@ -63,7 +66,7 @@ def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
 def _polynomials(
     letters: NDArray[np.uint8], bounds: NDArray[np.int64], powers: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """Σ (byte + 1) · multiplier^(place + 1) modulo 2⁶⁴ of each text between two bounds."""
+    """Compute Σ (byte + 1) · multiplier^(place + 1) modulo 2⁶⁴ for each text between two bounds."""
     data = letters[bounds[0] : bounds[-1]].astype(np.uint64)
     ends = bounds - bounds[0]
     place = np.arange(len(data)) - np.repeat(ends[:-1], np.diff(ends))
@@ -74,13 +77,13 @@ def _polynomials(
 
 
 def check_shares(valid: float, test: float) -> None:
-    """Refuse shares that are not fractions of a whole."""
+    """Refuse shares that are not fractions of 1."""
     if not (0 <= valid <= 1 and 0 <= test <= 1 and valid + test <= 1):
         raise ConfigError(f"the shares of valid and test must be from 0 to 1 and sum to at most 1; got {valid}, {test}")
 
 
 def split_by_hash(hashes: NDArray[np.uint64], *, valid: float, test: float) -> NDArray[np.uint8]:
-    """The index in `SPLITS` of each query, from the hash of its id.
+    """Return the index in `SPLITS` of each query, given the hash of its id.
 
     >>> split_by_hash(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64), valid=0.1, test=0.1).tolist()
     [2, 0, 0]
@@ -91,10 +94,10 @@ def split_by_hash(hashes: NDArray[np.uint64], *, valid: float, test: float) -> N
 
 
 def split_by_time(latest: NDArray[np.int64], *, valid: float, test: float) -> tuple[int, int]:
-    """The two instants that cut queries, each given by its latest showing, into train | valid | test.
+    """Return the two times that divide queries, each given by its latest showing, into train | valid | test.
 
-    A query belongs to the period of its latest showing: nothing in train is then newer than what is held out. Queries
-    of one instant stay together; the cuts are those next to the shares asked for that leave no part empty, if possible.
+    A query belongs to the period of its latest showing, so nothing in train is newer than the held-out queries. Queries
+    of one time stay together; the cuts are the nearest to the requested shares that leave no split empty, if possible.
 
     >>> split_by_time(np.array([1, 2, 3, 4, 5, 5, 5, 5]), valid=0.2, test=0.2)
     (3, 4)
@@ -110,7 +113,7 @@ def split_by_time(latest: NDArray[np.int64], *, valid: float, test: float) -> tu
 
 
 def _nearest(ends: NDArray[np.float64], share: float, low: int, high: int, *, least: int) -> int:
-    """The cut from `low` to `high` whose share is nearest to the one asked for; `least` when there is none."""
+    """Return the cut in `low … high` whose share is nearest to the requested one; `least` if the range is empty."""
     high = max(high, least)
     low = min(low, high)
     return low + int(np.abs(ends[low : high + 1] - share).argmin())

@@ -1,11 +1,8 @@
-"""Files in the SVMlight form of the LETOR collections: `label qid:ID index:value index:value … # comment`.
+"""Read SVMlight files of the LETOR collections: `label qid:ID index:value index:value … # comment`.
 
-MSLR-WEB10K, Yahoo, Istella, MQ2007, MQ2008 and OHSUMED ship like this. We have our own reader because scikit-learn's
-`load_svmlight_file` is several times slower, drops the document ids, refuses `NULL` and does not name the wrong line.
-
-Written as `label:ID`, the first two words of a line are a pair like all the others. So a text with one pair in a row
-is a CSV of two columns, which Arrow parses on all cores; the rest is array arithmetic. A file is read block by block,
-and each block is added to the result before the next one is read.
+MSLR-WEB10K, Yahoo, Istella, MQ2007, MQ2008 and OHSUMED are distributed in this format. This module has its own parser
+because scikit-learn's `load_svmlight_file` is several times slower, drops the document ids, rejects `NULL` and does
+not name the invalid line. Files are read in blocks, whose lines and pairs are split and converted by Polars.
 """
 
 from __future__ import annotations
@@ -22,40 +19,33 @@ from typing import IO, NamedTuple, cast
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.csv
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.ragged import list_ids, offsets_of_runs
+from urank.log.ragged import offsets_of_runs
 
-__all__ = ["Letor", "is_letor", "letor_files", "read_letor"]
+__all__ = ["Letor", "is_letor", "read_letor"]
 
 BLOCK_BYTES = 4 << 20
-MOST_BYTES = 8 << 30
-MOST_FEATURES = 100_000  # without n_features: the result is dense, so a higher index is a mistake or too much memory
+MAX_BYTES = 8 << 30
+MAX_FEATURES = 100_000  # without n_features: the result is dense, so a higher index is a mistake or too much memory
 SUFFIXES = (".txt", ".dat", ".svm", ".letor", ".gz")
 
-_FILLER = 1.79769313486231e308  # what Istella's files hold where a feature is not known; it means missing, as NULL does
+_FILLER = 1.79769313486231e308  # the mark of a missing value in Istella's files, as NULL in others
 _FORM = "expected 'label qid:ID index:value …'"
 _FIRST_WORDS = re.compile(rb"\s*[-+.\deE]+\s+qid:")
-_COMMENT = re.compile(rb"#(?:[ \t]*docid[ \t]*=[ \t]*([^ \t\r\n]+))?[^\n]*")
-_COMMENT_LINE = re.compile(rb"\n[ \t\r]*#[^\n]*")
-_SPACE, _NEWLINE = np.frombuffer(b" \n", dtype=np.uint8)
-_QID = np.frombuffer(b"qid:", dtype=np.uint8)
-_IS_BLANK = np.isin(np.arange(256), list(b" \t\r\n"))
 
 
 @dataclass(frozen=True, eq=False)
 class Letor:
-    """Labelled documents, grouped by query; the queries stand in the order of their first lines.
+    """Labelled documents, grouped by query; queries are in the order of their first lines.
 
     Attributes:
-        features: `[rows, F]`; a feature that a line leaves out is 0, `NULL` is NaN.
-        label: `[rows]` relevance, from 0 up.
-        query: `[rows]` query ids.
-        offsets: `[queries + 1]`; the rows of query `q` are `offsets[q]` up to, not including, `offsets[q + 1]`.
-        item: the document ids of the comments, or None when not every line has one.
+        features: `[rows, F]`; a feature missing from a line is 0, `NULL` is NaN.
+        label: `[rows]`, relevance from 0.
+        query: `[rows]`, query ids.
+        offsets: `[queries + 1]`; query `q` has the rows `offsets[q]` to `offsets[q + 1] - 1`.
+        item: Document ids from the comments, None unless every line has one.
     """
 
     features: NDArray[np.float32]
@@ -73,8 +63,8 @@ class Letor:
         return len(self.offsets) - 1
 
 
-class _Block(NamedTuple):
-    """Some lines: label and query `[rows]`; row, feature (from 1) and value `[pairs]` of all their pairs."""
+class _ParsedLines(NamedTuple):
+    """Parsed lines: label and query `[rows]`; row, feature (from 1) and value `[pairs]` of all their pairs."""
 
     label: NDArray[np.float32]
     query: NDArray[np.int64]
@@ -85,24 +75,28 @@ class _Block(NamedTuple):
     ascending: bool
 
 
-class _RefusedError(Exception):
-    """A line is not of the LETOR form; the message says what was required."""
+class _InvalidLineError(Exception):
+    """A line breaks a rule, which is the message; `line` is its place in the block."""
+
+    def __init__(self, rule: str, line: int) -> None:
+        super().__init__(rule)
+        self.line = line
 
 
 def read_letor(source: str | Path | Sequence[str | Path], *, n_features: int | None = None) -> Letor:
-    """Read one file, all files of a folder, or several of these, one after another.
+    """Read one file, all files of a folder, or several of these.
 
     Args:
-        source: paths, each as `letor_files` takes it; gzip is recognised by its content.
-        n_features: the width of the result; the highest index in the files when left out.
+        source: Files, or folders of .txt, .dat, .svm, .letor and .gz files; gzip is recognised by its content.
+        n_features: The width of the result; the highest index in the files if None.
 
     Raises:
-        DataError: when a line is not of the form (file and line are named); when a file cannot be read or has no data;
-            when two files hold the same query, since reading overlapping folds together would duplicate documents.
+        DataError: If a line is invalid (file and line are named), a file cannot be read or has no data, or two files
+            contain the same query: reading overlapping folds together would duplicate documents.
     """
     if n_features is not None and n_features < 1:
         raise ConfigError(f"n_features must be a whole number from 1 up; got {n_features}")
-    paths = [path for each in ([source] if isinstance(source, str | Path) else source) for path in letor_files(each)]
+    paths = [path for each in ([source] if isinstance(source, str | Path) else source) for path in _files(each)]
     if not paths:
         raise DataError("source must name at least one file; got none")
     features = np.zeros((0, n_features or 0), dtype=np.float32)
@@ -110,25 +104,32 @@ def read_letor(source: str | Path | Sequence[str | Path], *, n_features: int | N
     owner: dict[int, Path] = {}
     for path in paths:
         in_file = []
-        for block in _blocks(path, n_features or MOST_FEATURES):
-            _check_size(
-                path, len(features) + len(block.label), max(features.shape[1], int(block.feature.max(initial=0)))
-            )
-            features = _append(features, block)
-            labels.append(block.label)
-            in_file.append(block.query)
-            items.append(block.item)
+        for lines in _blocks(path, n_features or MAX_FEATURES):
+            features = _append(features, lines, path)
+            labels.append(lines.label)
+            in_file.append(lines.query)
+            items.append(lines.item)
         if not in_file:
             raise DataError(f"{path}: {_FORM} in at least one line; got a file without data")
-        _claim_queries(path, np.concatenate(in_file), owner)
+        for query in np.unique(np.concatenate(in_file)).tolist():
+            if (other := owner.setdefault(query, path)) is not path:
+                raise DataError(f"{path}: expected queries of its own; got qid {query}, which is also in {other}")
         queries += in_file
     known = [item for item in items if item is not None]
     item = pl.concat(known) if len(known) == len(items) else None
     return _grouped(features, np.concatenate(labels), np.concatenate(queries), item)
 
 
-def letor_files(path: str | Path) -> list[Path]:
-    """The files that a path stands for: itself, or the .txt, .dat, .svm, .letor and .gz files of a folder, by name."""
+def is_letor(path: str | Path) -> bool:
+    """Return whether the first line that is not a comment begins with a number and `qid:`."""
+    with _opened(Path(path)) as file:
+        while line := file.readline(1 << 16):
+            if line.removeprefix(BOM_UTF8).partition(b"#")[0].strip():
+                return _FIRST_WORDS.match(line.removeprefix(BOM_UTF8)) is not None
+    return False
+
+
+def _files(path: str | Path) -> list[Path]:
     path = Path(path)
     if not path.is_dir():
         return [path]
@@ -136,15 +137,6 @@ def letor_files(path: str | Path) -> list[Path]:
     if not files:
         raise DataError(f"{path}: expected a folder with {', '.join(SUFFIXES)} files; got none")
     return files
-
-
-def is_letor(path: str | Path) -> bool:
-    """Whether the first line of a file that holds more than a comment begins with a number and `qid:`."""
-    with _opened(Path(path)) as file:
-        while line := file.readline(1 << 16):
-            if line.removeprefix(BOM_UTF8).partition(b"#")[0].strip():
-                return _FIRST_WORDS.match(line.removeprefix(BOM_UTF8)) is not None
-    return False
 
 
 @contextmanager
@@ -157,171 +149,107 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _blocks(path: Path, limit: int) -> Iterator[_Block]:
-    """The parsed blocks of one file, without those that hold no data."""
-    line = 1
+def _blocks(path: Path, limit: int) -> Iterator[_ParsedLines]:
+    """Parse a file block by block, without blocks of only blanks and comments."""
+    first_line = 1
     with _opened(path) as file:
         while text := file.read(BLOCK_BYTES) + file.readline():
-            text = text.removeprefix(BOM_UTF8) if line == 1 else text
+            text = text.removeprefix(BOM_UTF8) if first_line == 1 else text
+            lines = text.decode(errors="backslashreplace").split("\n")
             try:
-                block = _parse(text, limit)
-            except _RefusedError as error:
-                raise _located(path, line, text, limit) from error
-            if block is not None:
-                yield block
-            line += text.count(b"\n")
+                parsed = _parse(lines, limit)
+            except _InvalidLineError as error:
+                shown = "".join(c if c.isprintable() else "�" for c in lines[error.line][:300].strip())
+                shown = shown if len(shown) <= 60 else shown[:59] + "…"
+                raise DataError(f"{path} line {first_line + error.line}: {error}; got {shown!r}") from None
+            if parsed is not None:
+                yield parsed
+            first_line += len(lines) - 1
 
 
-def _parse(text: bytes, limit: int) -> _Block | None:
-    """Parse whole lines; None when they hold only blanks and comments.
-
-    A text is refused if and only if one of its lines, taken alone, is refused: `_located` relies on it.
-    """
-    text, docids = _without_comments(text)
-    rows, starts, n_rows = _as_csv(text)
-    if n_rows == 0:
+def _parse(lines: list[str], limit: int) -> _ParsedLines | None:
+    """Parse lines; None if they contain only blanks and comments."""
+    data, comment = (pl.col("line").struct.field(f"field_{i}") for i in (0, 1))
+    words = data.str.replace_all(r"[ \t\r]{2,}|[\t\r]", " ").str.strip_chars(" ").str.splitn(" ", 3)
+    docid = comment.str.extract(r"^[ \t]*docid[ \t]*=[ \t]*([^ \t\r]+)")
+    rows = (
+        pl.DataFrame({"line": lines})
+        .with_row_index("number")
+        .with_columns(pl.col("line").str.splitn("#", 2))
+        .select("number", words.struct.rename_fields(["label", "query", "pairs"]).alias("words"), docid.alias("item"))
+        .unnest("words")
+        .filter(pl.col("label") != "")
+        .with_row_index("row")
+    )
+    if not rows.height:
         return None
-    left, right = _columns(rows)
-    label, query = left[starts], right[starts]
-    if not ((label >= 0) & (label <= np.finfo(np.float32).max)).all():
-        raise _RefusedError("label must be a number from 0 up")
-    if not ((query == np.floor(query)) & (np.abs(query) < 2**53)).all():
-        raise _RefusedError("qid must be a whole number")
-    is_pair = np.ones(n_rows, dtype=np.bool_)
-    is_pair[starts] = False
-    row = list_ids(np.append(starts, n_rows) - np.arange(len(starts) + 1))
-    index, value, ascending = _checked_pairs(row, left[is_pair], right[is_pair], limit)
-    item = pl.Series("item", docids, dtype=pl.String) if len(docids) == len(label) else None
-    return _Block(label.astype(np.float32), query.astype(np.int64), item, row, index, value, ascending)
-
-
-def _without_comments(text: bytes) -> tuple[bytes, list[str]]:
-    """The text, ended by a newline, without comments; and the docids if every comment beside data has one."""
-    text = b"\n" + text + b"\n"
-    if b"#" not in text:
-        return text, []
-    text = _COMMENT_LINE.sub(b"", text)
-    docids = _COMMENT.findall(text)
-    known = b"\n".join(docids).decode(errors="backslashreplace").split("\n") if docids and b"" not in docids else []
-    return _COMMENT.sub(b"", text), known
-
-
-def _as_csv(text: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64], int]:
-    """The text as rows `a:b` with empty rows between; which of the full rows begin a line; how many full rows.
-
-    Each blank becomes the end of a row. Only those after a label become spaces, as does the word `qid`, so that
-    `2 qid:7 1:0.5` turns into the rows `2    :7` and `1:0.5`.
-    """
-    letters = np.frombuffer(text, dtype=np.uint8)
-    blanks = np.flatnonzero(letters <= _SPACE)
-    kinds = letters[blanks]
-    ends_word = np.diff(blanks, prepend=-1) > 1
-    words_before = np.cumsum(ends_word)
-    n_words = np.diff(words_before[kinds == _NEWLINE], prepend=0)
-    n_words = n_words[n_words > 0]
-    if not _IS_BLANK[kinds].all() or (n_words < 2).any():
-        raise _RefusedError(_FORM)
-    labels = np.cumsum(n_words) - n_words
-    qid = blanks[np.flatnonzero(ends_word)[labels + 1] - 1, None] + np.arange(1, 5)
-    if (letters[np.minimum(qid, len(letters) - 1)] != _QID).any():
-        raise _RefusedError(_FORM)
-    is_label = np.zeros(n_words.sum() + 1, dtype=np.bool_)  # one more, for the blanks before the first word
-    is_label[labels] = True
-    rows = letters.copy()
-    rows[blanks] = np.where(is_label[words_before - 1], _SPACE, _NEWLINE)
-    rows[qid[:, :3]] = _SPACE
-    return rows, labels - np.arange(len(labels)), int((n_words - 1).sum())
-
-
-def _columns(rows: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both sides of the rows `a:b`; `NULL` is NaN."""
-    types = {"left": pa.float64(), "right": pa.float64()}
-    try:
-        table = pa.csv.read_csv(
-            pa.BufferReader(rows),
-            read_options=pa.csv.ReadOptions(column_names=list(types)),
-            parse_options=pa.csv.ParseOptions(delimiter=":", quote_char=False),
-            convert_options=pa.csv.ConvertOptions(column_types=types, null_values=["NULL"]),
-        )
-    except pa.ArrowInvalid as error:
-        raise _RefusedError(_FORM) from error
-    return table["left"].to_numpy(), table["right"].to_numpy()
-
-
-def _checked_pairs(
-    row: NDArray[np.int64], index: NDArray[np.float64], value: NDArray[np.float64], limit: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32], bool]:
-    """Indices and values in their final types, and whether the indices rise within each row."""
-    if not ((index >= 1) & (index <= limit) & (index == np.floor(index))).all():
-        raise _RefusedError(f"feature indices must be whole numbers from 1 to {limit}")
-    value = np.where(np.abs(value) == _FILLER, np.nan, value)
+    pairs = rows.select("row", pl.col("pairs").str.split(" ")).explode("pairs").drop_nulls()
+    pairs = pairs.select("row", pl.col("pairs").str.splitn(":", 2)).unnest("pairs")
+    qid = pl.when(pl.col("query").str.starts_with("qid:")).then(pl.col("query").str.slice(4))
+    label, query = rows.select(label=_number(pl.col("label")), query=_number(qid))
+    index, value = pairs.select(index=_number(pl.col("field_0")), value=_number(pl.col("field_1")))
+    row, feature = pairs["row"].to_numpy().astype(np.int64), index.fill_null(0).fill_nan(0).to_numpy()
+    grade, ids, x = label.to_numpy(), query.to_numpy(), value.to_numpy()  # with NaN for null
     with np.errstate(over="ignore"):
-        narrow = value.astype(np.float32)
-    if np.isinf(narrow).any():
-        raise _RefusedError("feature values must be finite in float32")
-    whole = index.astype(np.int64)
-    key = row * (limit + 1) + whole
+        narrow = np.where(np.abs(x) == _FILLER, np.nan, x).astype(np.float32)
+    known = (feature >= 1) & (feature <= limit) & (feature == np.floor(feature))
+    key = row * (limit + 1) + np.where(known, feature, 0).astype(np.int64)
     ascending = bool((key[1:] > key[:-1]).all())
-    if not ascending and len(np.unique(key)) < len(key):
-        raise _RefusedError("a feature may stand only once in a line")
-    return whole, narrow, ascending
+    duplicate = np.zeros(len(key), dtype=np.bool_) if ascending else known & pl.Series(key).is_duplicated().to_numpy()
+    in_rows = [
+        (_FORM, (label.is_null() | query.is_null()).to_numpy()),
+        ("label must be a number from 0 up", ~((grade >= 0) & (grade <= np.finfo(np.float32).max))),
+        ("qid must be a whole number", ~((ids == np.floor(ids)) & (np.abs(ids) < 2**53))),
+    ]
+    in_pairs = [
+        (_FORM, (index.is_null() | value.is_null()).to_numpy()),
+        (f"feature indices must be whole numbers from 1 to {limit}", ~known),
+        ("feature values must be finite in float32", np.isinf(narrow)),
+        ("a feature may occur only once in a line", duplicate),
+    ]
+    broken = [(int(np.argmax(flags)), rule) for rule, flags in in_rows if flags.any()]
+    broken += [(int(row[np.argmax(flags)]), rule) for rule, flags in in_pairs if flags.any()]
+    if broken:
+        first, rule = min(broken, key=lambda each: (each[0], each[1] != _FORM))
+        raise _InvalidLineError(rule, int(rows["number"][first]))
+    item = None if rows["item"].null_count() else rows["item"]
+    return _ParsedLines(
+        grade.astype(np.float32), ids.astype(np.int64), item, row, feature.astype(np.int64), narrow, ascending
+    )
 
 
-def _located(path: Path, first_line: int, text: bytes, limit: int) -> DataError:
-    """The error for the first wrong line of a refused text, found by halving."""
-    lines = text.split(b"\n")
-    low, high = 0, len(lines)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _refusal(b"\n".join(lines[low:middle]), limit) else (middle, high)
-    shown = "".join(c if c.isprintable() else "�" for c in lines[low][:300].decode(errors="replace").strip())
-    shown = shown if len(shown) <= 60 else shown[:59] + "…"
-    return DataError(f"{path} line {first_line + low}: {_refusal(lines[low], limit) or _FORM}; got {shown!r}")
+def _number(text: pl.Expr) -> pl.Expr:
+    """Parse numbers; `NULL` is NaN, and anything that is not a number is null."""
+    return pl.when(text == "NULL").then(float("nan")).otherwise(text.cast(pl.Float64, strict=False))
 
 
-def _refusal(text: bytes, limit: int) -> str | None:
-    try:
-        _parse(text, limit)
-    except _RefusedError as error:
-        return str(error)
-    return None
+def _append(features: NDArray[np.float32], lines: _ParsedLines, path: Path) -> NDArray[np.float32]:
+    """Grow the features by parsed lines: in place, unless they have a higher index.
 
-
-def _check_size(path: Path, rows: int, width: int) -> None:
-    """Refuse what would not fit into memory: a single high index makes every row as wide."""
-    size = 4 * rows * width
-    if size > MOST_BYTES:
+    A single high index makes every row as wide, so a table that would not fit into memory is refused.
+    """
+    start, width = len(features), max(features.shape[1], int(lines.feature.max(initial=0)))
+    rows = start + len(lines.label)
+    if 4 * rows * width > MAX_BYTES:
         raise DataError(
-            f"{path}: {rows:,} documents with features up to {width:,} take {size / 2**30:.0f} GB as a table, "
-            f"more than the {MOST_BYTES >> 30} that are allowed; is an index wrong?"
+            f"{path}: {rows:,} documents with features up to {width:,} take {4 * rows * width / 2**30:.0f} GB as a "
+            f"table, more than the {MAX_BYTES >> 30} that are allowed; is an index wrong?"
         )
-
-
-def _append(features: NDArray[np.float32], block: _Block) -> NDArray[np.float32]:
-    """Grow the features by the rows of a block: in place, unless the block has a wider feature."""
-    start, width = len(features), max(features.shape[1], int(block.feature.max(initial=0)))
     if width > features.shape[1]:
         narrow, features = features, np.zeros((start, width), dtype=np.float32)
         features[:, : narrow.shape[1]] = narrow
-    features.resize((start + len(block.label), width), refcheck=False)
-    if block.ascending and len(block.value) == len(block.label) * width:  # every line has every feature, in order
-        features[start:] = block.value.reshape(len(block.label), width)
+    features.resize((rows, width), refcheck=False)
+    if lines.ascending and len(lines.value) == len(lines.label) * width:  # every line has every feature, in order
+        features[start:] = lines.value.reshape(len(lines.label), width)
     else:
-        features[start:][block.row, block.feature - 1] = block.value
+        features[start:][lines.row, lines.feature - 1] = lines.value
     return features
-
-
-def _claim_queries(path: Path, query: NDArray[np.int64], owner: dict[int, Path]) -> None:
-    """Note the file of each query; refuse a query of an earlier file."""
-    for each in np.unique(query).tolist():
-        if (other := owner.setdefault(each, path)) is not path:
-            raise DataError(f"{path}: expected queries of its own; got qid {each}, which {other} holds too")
 
 
 def _grouped(
     features: NDArray[np.float32], label: NDArray[np.float32], query: NDArray[np.int64], item: pl.Series | None
 ) -> Letor:
-    """Bring the rows of each query together; nothing is copied when they already are."""
+    """Make the rows of each query adjacent; nothing is copied if they already are."""
     offsets = offsets_of_runs(query)
     runs = query[offsets[:-1]]
     _, first, number = np.unique(runs, return_index=True, return_inverse=True)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.columns import some_of
+from urank.log.columns import join_names
 from urank.log.dataset import Block, Dataset, drop_unseen
 from urank.log.identifiability import ranges
 from urank.log.ragged import list_ids, offsets_of_runs
@@ -408,7 +408,7 @@ def fit_by_category(
         DataError: when nothing was randomised, or a position cannot be compared with position 1.
     """
     if column not in dataset.categorical:
-        has = some_of(dataset.categorical) or "none"
+        has = join_names(dataset.categorical) or "none"
         raise ConfigError(f"column must name a categorical column of {dataset.folder}, which has {has}; got '{column}'")
     if min_clicks < 1:
         raise ConfigError(f"min_clicks must be a whole number from 1 up; got {min_clicks}")

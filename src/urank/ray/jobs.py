@@ -26,14 +26,14 @@ from urank.evaluation.policy_evaluation import Evaluation
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
 from urank.log.prepare import (
-    Assign,
+    SplitRule,
     SplitWriter,
-    Summary,
-    assignment,
-    describe,
-    refuse_clicks_beyond,
+    DatasetSummary,
+    split_rule,
+    write_schema,
+    refuse_unseen_clicks,
     validate_arguments,
-    with_keys,
+    add_hashes,
     write_bucket,
 )
 from urank.log.reader import PARQUET, Log, find_files
@@ -195,8 +195,8 @@ def prepare_on_ray(
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
                 raise log.empty()
-        assign, cuts = assignment(split, valid, test, times)
-        summary = Summary(log.schema, last)
+        assign, cuts = split_rule(split, valid, test, times)
+        summary = DatasetSummary(log.schema, last)
         report("writing", 0, buckets)
         settings |= {"assign": assign}
         files: list[str] = []
@@ -208,15 +208,15 @@ def prepare_on_ray(
         if not files:
             raise log.empty()
         refuse_lost_files(target, files)
-        return describe(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 
 
 def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **_: Any) -> Iterator[pa.Table]:
     """Yield the rows of some files, each with the bucket of its query."""
     for frame, _done in log.batches(only=[int(number) for number in batch["source"]]):
         if last is not None:
-            refuse_clicks_beyond(log, frame, last)
-        keyed = with_keys(frame)
+            refuse_unseen_clicks(log, frame, last)
+        keyed = add_hashes(frame)
         bucket = pl.Series(GROUP, (keyed[QUERY].to_numpy() % np.uint64(buckets)).astype(np.int32))
         yield keyed.with_columns(bucket).to_arrow()
 
@@ -227,11 +227,11 @@ def _times(table: pa.Table, **_: Any) -> pa.Table:
     return latest.select(query=pl.col(QUERY).implode(), latest=pl.col("timestamp").implode()).to_arrow()
 
 
-def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Assign, **_: Any) -> pa.Table:
+def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: SplitRule, **_: Any) -> pa.Table:
     """Sort a bucket into lists and write those of each split; a repeated task writes the same files."""
     frame = pl.DataFrame(pl.from_arrow(table))
     prefix = f"part-{int(frame[GROUP][0]):05d}-"
-    summary = Summary(log.schema, last)
+    summary = DatasetSummary(log.schema, last)
     with ThreadPoolExecutor(max_workers=1) as background:
         writers = {name: SplitWriter(target / name, background, prefix) for name in SPLITS}
         write_bucket(log, frame.drop(GROUP), assign, writers, summary)

@@ -142,26 +142,26 @@ def messages() -> dict[str, Any]:
         "from first": distributed.broadcast(lambda: {"made by": number, "as one of": distributed.size(), "text": "ä"}),
         "bytes": distributed.broadcast_bytes(lambda: bytes([number, 0, 255])).hex(),
         "no bytes": distributed.broadcast_bytes(lambda: b"").hex(),
-        "gathered": distributed.gathered([number, None, "ä" * number]),
-        "gathered bytes": [data.hex() for data in distributed.gathered_bytes(b"\x01" * 3 * number)],
-        "gathered no bytes": [data.hex() for data in distributed.gathered_bytes(b"")],
+        "gathered": distributed.all_gather([number, None, "ä" * number]),
+        "gathered bytes": [data.hex() for data in distributed.all_gather_bytes(b"\x01" * 3 * number)],
+        "gathered no bytes": [data.hex() for data in distributed.all_gather_bytes(b"")],
         "failed bytes": refusal(lambda: distributed.broadcast_bytes(failed)),
         "failed": refusal(lambda: distributed.broadcast(failed)),
         "not JSON": refusal(lambda: distributed.broadcast(lambda: {1, 2})),
     }
     with distributed.single_process():
-        told["alone"] = [
+        told["single process"] = [
             distributed.size(),
             distributed.rank(),
             list(distributed.share(5)),
             *distributed.all_reduce_sum([number]),
-            *distributed.gathered(number),
+            *distributed.all_gather(number),
         ]
     refusal(in_vain_alone)
     if number == 0:
         with distributed.single_process():  # the other need not take part
-            told["by the first"] = distributed.broadcast(lambda: distributed.gathered("x"))
-    told["shares"] = [distributed.gathered(list(distributed.share(count))) for count in range(8)]
+            told["by the first"] = distributed.broadcast(lambda: distributed.all_gather("x"))
+    told["shares"] = [distributed.all_gather(list(distributed.share(count))) for count in range(8)]
     return told
 
 
@@ -289,6 +289,7 @@ def test_a_process_by_itself_is_a_team_of_one() -> None:
         distributed.broadcast(failed)
 
 
+@pytest.mark.slow
 def test_workers_know_their_places(told: list[dict[str, Any]]) -> None:
     assert heard(told, "size") == [2, 2]
     assert heard(told, "rank") == [0, 1]
@@ -297,17 +298,20 @@ def test_workers_know_their_places(told: list[dict[str, Any]]) -> None:
     assert heard(told, "shares")[0] == heard(told, "shares")[1]
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_all(told: list[dict[str, Any]]) -> None:
     assert heard(told, "total") == [[1.0 + 2.0, 0.5 + 0.5, -2e300]] * 2
     assert heard(told, "total of nothing") == [[], []]
 
 
+@pytest.mark.slow
 def test_the_first_tells_the_others(told: list[dict[str, Any]]) -> None:
     assert heard(told, "from first") == [{"made by": 0, "as one of": 1, "text": "ä"}] * 2
     assert heard(told, "bytes") == ["0000ff"] * 2
     assert heard(told, "no bytes") == [""] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -317,20 +321,23 @@ def test_the_first_tells_the_others(told: list[dict[str, Any]]) -> None:
     ],
 )
 def test_when_the_first_fails_all_fail(told: list[dict[str, Any]], name: str, reason: str) -> None:
-    assert heard(told, name) == [reason, "RuntimeError: another worker failed and says why"]
+    assert heard(told, name) == [reason, "RuntimeError: the first worker failed; its own error has the reason"]
 
 
+@pytest.mark.slow
 def test_all_hear_what_each_says(told: list[dict[str, Any]]) -> None:
     assert heard(told, "gathered") == [[[0, None, ""], [1, None, "ä"]]] * 2
     assert heard(told, "gathered bytes") == [["", "010101"]] * 2
     assert heard(told, "gathered no bytes") == [["", ""]] * 2
 
 
+@pytest.mark.slow
 def test_alone_is_a_team_of_one(told: list[dict[str, Any]]) -> None:
-    assert heard(told, "alone") == [[1, 0, [0, 1, 2, 3, 4], number, number] for number in range(WORKERS)]
+    assert heard(told, "single process") == [[1, 0, [0, 1, 2, 3, 4], number, number] for number in range(WORKERS)]
     assert told[0]["messages"]["by the first"] == ["x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_workers_end_with_the_same_bits(told: list[dict[str, Any]], name: str) -> None:
     first, second = (each["learned"][name] for each in told)
@@ -340,6 +347,7 @@ def test_workers_end_with_the_same_bits(told: list[dict[str, Any]], name: str) -
     assert first["best"] == second["best"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(LEARNED)[:-1])
 def test_a_step_of_a_team_is_that_of_one_worker(told: list[dict[str, Any]], name: str) -> None:
     alone = LEARNED[name]()
@@ -347,11 +355,13 @@ def test_a_step_of_a_team_is_that_of_one_worker(told: list[dict[str, Any]], name
     assert close(told[1]["learned"][name], alone)
 
 
+@pytest.mark.slow
 def test_every_row_is_learned_from_once_in_each_epoch(told: list[dict[str, Any]]) -> None:
     rounds = told[0]["learned"]["many batches"]["rounds"]
     assert [each["rows"] for each in rounds] == [sum(range(1, 10))] * 4
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_file_of_the_first(told: list[dict[str, Any]]) -> None:
     first, second = (each["checkpoints"] for each in told)
     assert (first["kept"], second["kept"]) == (True, False)
@@ -362,11 +372,13 @@ def test_training_goes_on_from_the_file_of_the_first(told: list[dict[str, Any]])
         assert "safetensors is not a checkpoint of this training; remove it to start afresh" in each["damaged"]
 
 
+@pytest.mark.slow
 def test_fewer_lists_than_workers_are_refused(told: list[dict[str, Any]]) -> None:
     reason = "TooFewError: there are fewer lists to learn from than the 2 workers; use fewer workers"
     assert [each["too few"] for each in told] == [reason, reason]  # by all alike: none is left waiting
 
 
+@pytest.mark.slow
 def test_batches_of_the_workers_are_parts_of_one_whole(told: list[dict[str, Any]], folder: Path) -> None:
     dataset = Dataset(folder / "many")
     assert len(dataset.groups("train")) > 5
@@ -379,6 +391,7 @@ def test_batches_of_the_workers_are_parts_of_one_whole(told: list[dict[str, Any]
     assert max(max(part["lists"]) for part in parts) == 8 // WORKERS
 
 
+@pytest.mark.slow
 def test_the_featurizer_of_a_team_is_that_of_one_worker(told: list[dict[str, Any]], folder: Path) -> None:
     assert len(Dataset(folder / "few").groups("train")) == 1
     assert told[0]["featurizers"] == told[1]["featurizers"]
@@ -393,6 +406,7 @@ def test_the_featurizer_of_a_team_is_that_of_one_worker(told: list[dict[str, Any
             assert (ours.mean, ours.std) == pytest.approx((one.mean, one.std), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_featurizer_of_names_alone(told: list[dict[str, Any]]) -> None:
     assert told[0]["names only"] == told[1]["names only"]
     assert told[0]["names only"]["numeric"] == []

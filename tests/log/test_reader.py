@@ -134,7 +134,7 @@ def test_empty_logs_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file matches"):
         urank.read(f"{tmp_path}/*.csv")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no Parquet or CSV file"):
+    with pytest.raises(DataError, match="empty contains no Parquet or CSV file"):
         urank.read(tmp_path / "empty")
 
 
@@ -240,13 +240,13 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "log.parquet")
     with pytest.raises(DataError, match=r"log\.parquet has two columns named 'click'"):
         urank.read(tmp_path / "log.parquet")
-    with pytest.raises(DataError, match="the table holds a column that cannot be read: Duplicate column names"):
+    with pytest.raises(DataError, match="the table has a column that cannot be read: Duplicate column names"):
         urank.read(pd.DataFrame([[1, 1, 0, 0]], columns=names))
 
 
 def test_a_column_of_mixed_types() -> None:
     table = pd.DataFrame({"query_id": [1, 1], "position": [1, 2], "click": [0, 1], "x": [1, "a"]})
-    with pytest.raises(DataError, match="the table holds a column that cannot be read") as refusal:
+    with pytest.raises(DataError, match="the table has a column that cannot be read") as refusal:
         urank.read(table)
     assert "\n" not in str(refusal.value)
 

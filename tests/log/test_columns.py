@@ -273,7 +273,7 @@ def test_a_user_may_be_a_feature_as_the_category() -> None:
 def test_a_required_role_that_is_taken_or_dropped() -> None:
     with pytest.raises(ConfigError, match="the table needs its column 'click', which --drop leaves out"):
         urank.read(make_log(), drop=["click"])
-    with pytest.raises(ConfigError, match="column 'click' of the table is to play position, so nothing plays click;"):
+    with pytest.raises(ConfigError, match="column 'click' of the table is mapped to position, so nothing plays click;"):
         urank.read(make_log().drop("position"), columns={"position": "click"})
 
 
@@ -289,9 +289,7 @@ def test_features_may_have_any_name_but_those_kept_for_urank(tmp_path: Path) -> 
         assert urank.inspect(log).facts.rows == 4
         description = urank.prepare(log, tmp_path / "out", overwrite=True)
         assert set(columns) <= {feature["name"] for feature in description["features"]}
-    with pytest.raises(
-        DataError, match="column '__urank_row' of the table begins with __urank_, which is kept for ura"
-    ):
+    with pytest.raises(DataError, match="column '__urank_row' of the table begins with __urank_, which is reserved"):
         urank.read(make_log(__urank_row=[1, 2, 3, 4]))
     assert urank.read(make_log(__urank_row=[1, 2, 3, 4]), drop=["__urank_row"]).frame().height == 4
 
@@ -324,4 +322,4 @@ def test_whole_numbers_that_lose_digits_are_told() -> None:
     huge = urank.read(make_log(big=[9007199254740993, 1, 2, 3]))
     found = urank.inspect(huge)
     assert found.facts.losing_digits == ["big"]
-    assert any("big: whole numbers that lose digits as 32-bit numbers" in told for told in found.verdict.warnings)
+    assert any("big: whole numbers that lose digits as 32-bit floats" in warning for warning in found.verdict.warnings)

@@ -1,4 +1,4 @@
-"""What is elsewhere is found, read and written as what is here; what cannot be reached is told in a sentence."""
+"""Atomic writes, and local and remote paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from urank.errors import ConfigError, DataError
 from urank.log.columns import ROW
 from urank.log.dataset import Dataset, is_prepared
 from urank.log.splits import SPLITS
-from urank.storage import is_remote, is_within, matching, open_parquet, parquet_writer, to_path
+from urank.storage import (
+    glob_files,
+    is_remote,
+    is_within,
+    new_file,
+    new_folder,
+    open_parquet,
+    parquet_writer,
+    remove_folder,
+    to_path,
+)
 
 
 @pytest.fixture
@@ -27,6 +37,207 @@ def elsewhere() -> Iterator[str]:
     files = fsspec.filesystem("memory")
     if files.exists("/elsewhere"):
         files.rm("/elsewhere", recursive=True)
+
+
+def contents(folder: str) -> dict[str, str]:
+    """The files of a folder elsewhere and what they hold."""
+    path = to_path(folder)
+    found = (each for each in path.rglob("*") if each.is_file())
+    return {each.relative_to(path).as_posix(): each.read_text() for each in found}
+
+
+def write(folder: str, **files: str) -> None:
+    for name, content in files.items():
+        to_path(f"{folder}/{name}").write_text(content)
+
+
+def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "out", marker="m") as working:
+        (working / "m").write_text("1")
+        assert not (tmp_path / "a" / "out").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+    assert (tmp_path / "a" / "out").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -> None:
+    old = tmp_path / "out"
+    old.mkdir()
+    (old / "m").write_text("old")
+    with pytest.raises(RuntimeError), new_folder(old, marker="m", overwrite=True) as working:
+        (working / "m").write_text("new")
+        raise RuntimeError
+    assert (old / "m").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with new_folder(tmp_path / "link", marker="m") as working:
+        (working / "m").write_text("1")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "m").read_text() == "1"
+
+
+def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError), new_folder(tmp_path / "out", marker="m", overwrite=overwrite):
+            pass
+    assert (tmp_path / "out").read_text() == "precious"
+    with pytest.raises(ConfigError, match="cannot be written"), new_folder(tmp_path / "out" / "deeper", marker="m"):
+        pass
+
+
+def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), new_file(path) as working:
+        working.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    with new_file(path) as working:
+        working.write_text("new")
+    assert path.read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    with pytest.raises(ConfigError, match="is a folder; a file name is needed"), new_file(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("marker", "ours", "theirs"),
+    [
+        ("schema.json", '{"format": "urank prepared log", "version": 1}', ['{"format": "other"}', "[]", "not json"]),
+        ("manifest.json", '{"format": "urank model"}', ['{"name": "my web page"}', '"urank model"']),
+        (
+            "simulation.toml",
+            'candidates = 1\nloggers = 2\npositions = 3\nsessions = 4\nuser = "item"\n',
+            ["steps = 10\n", "= broken"],
+        ),
+    ],
+)
+def test_only_a_folder_of_ours_is_replaced(tmp_path: Path, marker: str, ours: str, theirs: list[str]) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for content in theirs:
+        (folder / marker).write_text(content)
+        with pytest.raises(ConfigError, match="is not urank's"), new_folder(folder, marker=marker, overwrite=True):
+            pass
+        assert (folder / marker).read_text() == content
+    (folder / marker).write_text(ours)
+    with new_folder(folder, marker=marker, overwrite=True) as working:
+        (working / "new").write_text("1")
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_folders_made_on_the_way_vanish_with_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "a" / "b" / "c", marker="m"):
+        raise RuntimeError
+    with pytest.raises(RuntimeError), new_file(tmp_path / "a" / "b" / "page.html"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "kept" / "c", marker="m"):
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_folder_elsewhere_appears_with_its_marker(elsewhere: str) -> None:
+    with new_folder(f"{elsewhere}/a/out", marker="m") as working:
+        assert str(working) == f"{elsewhere}/a/out"
+        (working / "part").mkdir()
+        (working / "part" / "x").write_text("1")
+        (working / "m").write_text("2")
+    assert contents(elsewhere) == {"a/out/part/x": "1", "a/out/m": "2"}
+
+
+def test_a_folder_elsewhere_is_replaced_only_when_asked(elsewhere: str) -> None:
+    write(elsewhere, m="old", x="old")
+    refused = pytest.raises(ConfigError, match=f"^{elsewhere} exists already; choose another name or pass --overwrite")
+    with refused, new_folder(elsewhere, marker="m"):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"m": "old", "x": "old"}
+    with new_folder(elsewhere, marker="m", overwrite=True) as working:
+        assert contents(elsewhere) == {}  # nothing of the old one is taken for a part of the new one
+        (working / "m").write_text("new")
+    assert contents(elsewhere) == {"m": "new"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_something_else_elsewhere_is_not_replaced(elsewhere: str, overwrite: bool) -> None:
+    write(elsewhere, precious="1")
+    to_path(f"{elsewhere}/deep").mkdir()
+    write(f"{elsewhere}/deep", m="2")
+    refused = pytest.raises(ConfigError, match=r"holds something else \(it has no m\), so it is not replaced")
+    with refused, new_folder(elsewhere, marker="m", overwrite=overwrite):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"precious": "1", "deep/m": "2"}
+
+
+def test_only_a_folder_of_ours_is_replaced_elsewhere(elsewhere: str) -> None:
+    write(elsewhere, **{"schema.json": '{"format": "other"}'})
+    refused = pytest.raises(ConfigError, match="is not urank's")
+    with refused, new_folder(elsewhere, marker="schema.json", overwrite=True):
+        pytest.fail("the block must not begin")
+    assert contents(elsewhere) == {"schema.json": '{"format": "other"}'}
+
+
+def test_what_is_in_the_way_elsewhere_is_told(elsewhere: str) -> None:
+    write(elsewhere, taken="precious")
+    with pytest.raises(ConfigError), new_folder(f"{elsewhere}/taken", marker="m", overwrite=True) as working:
+        (working / "m").write_text("1")
+    with pytest.raises(ConfigError, match="is a folder; a file name is needed"), new_file(elsewhere) as local:
+        local.write_text("1")
+    assert contents(elsewhere) == {"taken": "precious"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_folder_elsewhere_that_fails_vanishes(elsewhere: str, error: type[BaseException]) -> None:
+    with pytest.raises(error), new_folder(f"{elsewhere}/out", marker="m") as working:
+        (working / "part").mkdir()
+        (working / "part" / "x").write_text("half")
+        (working / "m").write_text("half")
+        raise error
+    assert contents(elsewhere) == {}
+
+
+def test_what_failed_elsewhere_can_be_tried_again(elsewhere: str) -> None:
+    with pytest.raises(RuntimeError), new_folder(elsewhere, marker="m") as working:
+        (working / "part").mkdir(parents=True)
+        (working / "part" / "x").write_text("half")
+        raise RuntimeError
+    with new_folder(elsewhere, marker="m") as working:
+        (working / "m").write_text("whole")
+    assert contents(elsewhere) == {"m": "whole"}
+
+
+def test_a_file_elsewhere_is_replaced_at_the_end_or_not_at_all(elsewhere: str) -> None:
+    path = f"{elsewhere}/a/page.html"
+    with pytest.raises(RuntimeError), new_file(path) as working:
+        working.write_text("half")
+        raise RuntimeError
+    assert not to_path(path).exists()
+    with new_file(path) as working:
+        working.write_text("old")
+        assert not to_path(path).exists()
+    with pytest.raises(RuntimeError), new_file(path) as working:
+        working.write_text("half")
+        raise RuntimeError
+    assert contents(elsewhere) == {"a/page.html": "old"}
+    with new_file(path) as working:
+        working.write_text("new")
+    assert contents(elsewhere) == {"a/page.html": "new"}
+    assert not working.parent.exists()  # what was written here is gone
+
+
+def test_a_folder_is_removed_here_and_elsewhere(elsewhere: str, tmp_path: Path) -> None:
+    for root in (to_path(elsewhere), tmp_path):
+        for name in ("out/x", "out/deep/er/y", "other/z"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text("1")
+        remove_folder(root / "out")
+        remove_folder(root / "nothing")  # no matter
+        assert [path for path in root.rglob("*") if path.is_file()] == [root / "other" / "z"]
 
 
 def made_log(queries: int = 300) -> pl.DataFrame:
@@ -96,13 +307,13 @@ def test_a_path_stays_what_it_is(elsewhere: str) -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^nowhere://log names a scheme that fsspec does not know: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"^nowhere://log has a scheme that fsspec does not know: .*nowhere"):
         to_path("nowhere://log")
 
 
 def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upath", None)
-    wanted = "memory://log is read by packages that are not installed (upath); run pip install 'urank[scale]'"
+    wanted = "memory://log needs packages that are not installed (upath); run pip install 'urank[scale]'"
     with pytest.raises(ConfigError, match=re.escape(wanted)):
         to_path("memory://log")
     assert to_path("logs") == Path("logs")  # which needs no such package
@@ -110,33 +321,33 @@ def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.Monkey
 
 def test_without_the_package_of_a_scheme_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ConfigError, match=r"^s3://bucket/log is read by packages that are not installed \(.*s3fs"):
+    with pytest.raises(ConfigError, match=r"^s3://bucket/log needs packages that are not installed \(.*s3fs"):
         to_path("s3://bucket/log").exists()
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_matching_is_in_order(remote: bool, elsewhere: str, tmp_path: Path) -> None:
+def test_glob_files_is_in_order(remote: bool, elsewhere: str, tmp_path: Path) -> None:
     folder = to_path(elsewhere) if remote else tmp_path
     for name in ("b/2.parquet", "a/2.parquet", "a/10.parquet", "a/1.csv", "c.parquet"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     expected = [folder / name for name in ("a/10.parquet", "a/2.parquet", "b/2.parquet")]
-    assert matching(folder / "*" / "*.parquet") == expected
-    assert matching(folder / "a" / "?.*") == [folder / "a" / "1.csv", folder / "a" / "2.parquet"]
-    assert matching(folder / "*.csv") == []
-    assert all(is_remote(path) is remote for path in matching(folder / "*" / "*"))
+    assert glob_files(folder / "*" / "*.parquet") == expected
+    assert glob_files(folder / "a" / "?.*") == [folder / "a" / "1.csv", folder / "a" / "2.parquet"]
+    assert glob_files(folder / "*.csv") == []
+    assert all(is_remote(path) is remote for path in glob_files(folder / "*" / "*"))
 
 
 @pytest.mark.parametrize(
     "remote",
     [False, True],
 )
-def test_matching_gives_files_alone(remote: bool, elsewhere: str, tmp_path: Path) -> None:
+def test_glob_files_gives_files_alone(remote: bool, elsewhere: str, tmp_path: Path) -> None:
     folder = to_path(elsewhere) if remote else tmp_path
     (folder / "day=1").mkdir(parents=True)
     (folder / "day=1" / "a.parquet").write_text("x")
     (folder / "day.parquet").write_text("x")
-    assert matching(folder / "day*") == [folder / "day.parquet"]
+    assert glob_files(folder / "day*") == [folder / "day.parquet"]
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -164,7 +375,7 @@ def test_a_file_that_is_not_there_or_not_parquet(elsewhere: str) -> None:
             urank.read(f"{elsewhere}/{source}")
     for name in ("log.csv", "log.parquet"):
         to_path(f"{elsewhere}/{name}").write_text("query_id,position,click\n1,1,0\n")
-    with pytest.raises(DataError, match=r"log\.csv is not a Parquet file; of other places than this machine only"):
+    with pytest.raises(DataError, match=r"log\.csv is not a Parquet file, the only format that is read from a URL"):
         urank.read(f"{elsewhere}/log.csv")
     with pytest.raises(DataError, match=r"^memory://elsewhere/log\.parquet is not a readable Parquet file"):
         urank.read(f"{elsewhere}/log.parquet")

@@ -13,7 +13,7 @@ from scipy import stats
 import urank
 from urank.errors import ConfigError, DataError
 from urank.log import identifiability, inspection
-from urank.log.identifiability import find_interventions, heavy_tails, id_like, outcomes, ranges
+from urank.log.identifiability import click_outcomes, heavy_tails, id_like, position_graph, ranges
 from urank.log.inspection import Inspection, wilson_interval
 
 
@@ -72,7 +72,7 @@ def test_a_random_policy_joins_positions_without_shared_items() -> None:
     assert verdict.level == "learnable"
     with pytest.raises(ConfigError, match="has the policy 'other'; its policies are shuffled"):
         urank.inspect(urank.read(log), randomised=["other"])
-    with pytest.raises(ConfigError, match="has no column that plays that role"):
+    with pytest.raises(ConfigError, match="randomised needs a column that plays 'policy'"):
         urank.inspect(urank.read(log.drop("policy")), randomised=["shuffled"])
 
 
@@ -108,8 +108,8 @@ def test_without_item_ids_equal_features_are_the_same_item() -> None:
 def test_without_item_ids_and_features_items_cannot_be_told_apart() -> None:
     log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5)).drop("item_id", "x")
     found = urank.inspect(urank.read(log))
-    assert found.verdict.sentence == "not learnable: items cannot be told apart"
-    assert found.verdict.reasons == ["the log does not tell items apart: it has neither item ids nor features"]
+    assert found.verdict.sentence == "not learnable: items cannot be distinguished"
+    assert found.verdict.reasons == ["the log does not distinguish items: it has neither item ids nor features"]
     assert any("--column item_id=NAME" in advice for advice in found.verdict.advice)
     assert (found.facts.interventions.items, found.facts.interventions.moved, found.facts.same_query_moves) == (0, 0, 0)
     random = urank.inspect(urank.read(log.with_columns(policy=pl.lit("r"))), randomised=["r"])
@@ -123,7 +123,7 @@ def test_features_that_are_equal_within_lists_do_not_tell_items_apart(twins: flo
     )
     found = urank.inspect(urank.read(log.drop("item_id")))
     assert found.facts.alike == twins
-    assert found.facts.tells_items is told_apart
+    assert found.facts.distinguishes_items is told_apart
     assert found.verdict.level == ("learnable" if told_apart else "not learnable")
     if not told_apart:
         assert f"in {twins:.0%} of the lists two items have the same features" in found.verdict.reasons[0]
@@ -275,11 +275,11 @@ def test_many_columns_are_regressed_in_parts_or_selected(monkeypatch: pytest.Mon
     assert parts is not None
     assert parts.share == pytest.approx(whole.share, abs=1e-9)
     assert next(iter(parts.strongest)) == "f7"
-    monkeypatch.setattr(identifiability, "MOST_WORK", 31**2 * 900)
+    monkeypatch.setattr(identifiability, "MAX_WORK", 31**2 * 900)
     fewer = urank.inspect(urank.read(wide)).facts.confounding
     assert fewer is not None
     assert fewer.rows == 900
-    monkeypatch.setattr(identifiability, "MOST_COLUMNS", 5)
+    monkeypatch.setattr(identifiability, "MAX_COLUMNS", 5)
     assert urank.inspect(urank.read(wide)).facts.confounding is not None
 
 
@@ -338,9 +338,9 @@ def test_confounding_is_seen_and_randomness_too() -> None:
     assert by_policy["test"].looks_random
     assert not by_policy["ranker"].looks_random
     assert any("policy test looks randomised" in warning for warning in found.verdict.warnings)
-    assert "if policy test was random by design, say so: --randomised test" in found.verdict.advice
+    assert "if policy test was random by design, pass --randomised test" in found.verdict.advice
     wrong = urank.inspect(urank.read(log), randomised=["ranker", "test"])
-    assert any("policy ranker is said to be random, but" in warning for warning in wrong.verdict.warnings)
+    assert any("policy ranker is declared random, but" in warning for warning in wrong.verdict.warnings)
 
 
 def test_r_squared_is_that_of_least_squares() -> None:
@@ -370,7 +370,7 @@ def test_columns_to_be_wary_of() -> None:
     )
     opened = urank.read(log)
     frame = opened.frame()
-    assert outcomes(frame, opened.schema) == ["booked", "paid"]
+    assert click_outcomes(frame, opened.schema) == ["booked", "paid"]
     assert id_like(frame, opened.schema) == ["shop_id"]
     assert list(heavy_tails(frame, opened.schema)) == ["price"]
     advice = urank.inspect(opened).verdict.advice
@@ -381,11 +381,11 @@ def test_interventions_by_hand() -> None:
     """Item 0 at positions 1 (20 clicks) and 2 (15); item 1 at 2 (3) and 3 (30); item 2 at 3 only."""
     item, position = np.array([0, 0, 1, 1, 2]), np.array([1, 2, 2, 3, 3])
     clicks = np.array([20, 15, 3, 30, 8])
-    found = find_interventions(item, position, clicks, np.zeros(3, dtype=np.int64))
+    found = position_graph(item, position, clicks, np.zeros(3, dtype=np.int64))
     # the anchor is position 3 with 38 clicks; its only link is item 1 with 3 clicks at position 2: too few
     assert found.joined == [3]
     assert found.lost == [1, 2]
-    stronger = find_interventions(item, position, np.array([20, 15, 12, 30, 8]), np.zeros(3, dtype=np.int64))
+    stronger = position_graph(item, position, np.array([20, 15, 12, 30, 8]), np.zeros(3, dtype=np.int64))
     assert stronger.joined == [1, 2, 3]
     assert stronger.evidence.tolist() == [min(20, 15), min(12, 30), 38]
     assert stronger.shared is not None
