@@ -107,12 +107,12 @@ def propensity_command(
 
 def _told(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
     """The curve, or the curves, as JSON has them."""
-    from urank.propensity.examination import ExaminationCurve, spread
+    from urank.propensity.examination import ExaminationCurve, examination_quantiles
     from urank.propensity.randomised import ByCategory
 
     if isinstance(estimate, ExaminationCurve):
         return {"method": estimate.name, **_curve(estimate)}
-    mean, low, high = spread(estimate, dataset, "train", levels=(0.1, 0.9))
+    mean, low, high = examination_quantiles(estimate, dataset, "train", levels=(0.1, 0.9))
     told = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
     if isinstance(estimate, ByCategory):
         curves = {category: _curve(curve) for category, curve in estimate.curves.items()}
