@@ -23,15 +23,15 @@ from urank.propensity.randomised import (
     MIN_CLICKS,
     ByCategory,
     Counts,
+    _curve,
     category_curves,
     credibility,
-    curve_of_queries,
     fit_by_category,
     fit_randomised,
     group_rates,
     list_counts,
     relative_rates,
-    summed,
+    sum_by_key,
 )
 
 K = 5
@@ -46,8 +46,8 @@ def counted(log: pl.DataFrame) -> tuple[Counts, NDArray[np.int64], ExaminationCu
     position, click = log["position"].to_numpy(), log["click"].to_numpy()
     counts = list_counts(position, click, offsets, K, part=part)
     query = log["query_id"].to_numpy()[offsets[:-1]][pairs // (names.max() + 1)]
-    (category, query), counts = summed([pairs % (names.max() + 1), query], counts)
-    return counts, offsets_of_runs(category), curve_of_queries(query.astype(np.uint64), counts, "it")
+    (category, query), counts = sum_by_key([pairs % (names.max() + 1), query], counts)
+    return counts, offsets_of_runs(category), _curve(query.astype(np.uint64), counts, "it")
 
 
 def items(categories: list[str | None], column: str = "category") -> Block:
@@ -261,9 +261,9 @@ def test_any_categorical_column_may_be_named(tmp_path: Path) -> None:
             fit_by_category(dataset, column=column)
     with pytest.raises(ConfigError, match="which has none; got 'category'"):
         fit_by_category(prepared(tmp_path / "c", log.drop("category")))
-    with pytest.raises(ConfigError, match="min_clicks must be a whole number from 1 up; got 0"):
+    with pytest.raises(ConfigError, match="min_clicks must be at least 1; got 0"):
         fit_by_category(dataset, column="kind", min_clicks=0)
-    with pytest.raises(ConfigError, match="by belongs to the method randomised; got the method 'harvest'"):
+    with pytest.raises(ConfigError, match="by can only be used with the method randomised; got the method 'harvest'"):
         fit_propensity("harvest", dataset, by="kind")
 
 
