@@ -130,9 +130,8 @@ def test_monotone_takes_the_minimum_so_far() -> None:
     calibration = Temperature(3, [1.0, 1.0, 1.0], [-2.0, 0.0, -1.0], monotone=True)
     p = np.array([[0.5, 0.4, 0.3]])
     first, third = expit(logit(0.5) - 2), expit(logit(0.3) - 1)
-    np.testing.assert_allclose(
-        np.exp(calibrate(calibration, np.log(p))), [[first, first, min(first, third)]], rtol=1e-6
-    )
+    expected = [[first, first, min(first, third)]]
+    np.testing.assert_allclose(np.exp(calibrate(calibration, np.log(p))), expected, rtol=1e-6)
 
 
 # Against scikit-learn
