@@ -25,7 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import urank
 from urank import distributed
-from urank.learning.batches import Batch, ListBatches, MemoryStream, Stream
+from urank.learning.batches import Batch, ListArrays, MemoryStream, Stream
 from urank.learning.features import Featurizer, Inputs, fit_featurizer, own_items
 from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
 from urank.log import prepare
@@ -59,12 +59,12 @@ def loss_by_lists(network: nn.Module, batch: Batch) -> torch.Tensor:
     return torch.stack([binary_cross_entropy_with_logits(logits[a:b], click[a:b]) for a, b in bounds]).mean()
 
 
-def made_lists(count: int) -> ListBatches:
+def made_lists(count: int) -> ListArrays:
     """Lists of 1, 2, … items, so that workers with as many lists do not have as many rows."""
     rng = np.random.default_rng(count)
     lengths = np.arange(1, count + 1)
     rows = int(lengths.sum())
-    return ListBatches(
+    return ListArrays(
         inputs=Inputs(rng.normal(size=(rows, 3)).astype(np.float32), np.zeros((rows, 0), np.int64)),
         position=np.concatenate([np.arange(1, n + 1) for n in lengths]),
         click=rng.integers(0, 2, rows).astype(np.float32),

@@ -1,13 +1,13 @@
 """The saved artifact: a folder with a JSON manifest, safetensors or LightGBM text, and ONNX. No pickle.
 
-    manifest.json             what it is, of which version, how it was trained, how good it was
+    manifest.json             format, version, settings, and quality of the model
     features.json             names, scales and vocabularies of the features
-    member-0.safetensors      weights of a click model, or member-0.txt, LightGBM's own text
-    scorer.safetensors        weights of the scorer, or scorer.txt, LightGBM's own text
+    member-0.safetensors      weights of a click model, or member-0.txt in LightGBM's text format
+    scorer.safetensors        weights of the scorer, or scorer.txt in LightGBM's text format
     clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
-    scorer.onnx               the scorer likewise, when it is a network: score[rows] out
+    scorer.onnx               the same for the scorer, if it is a network: score[rows] out
 
-It appears by rename when it is complete. What a newer version wrote is refused.
+Writes are atomic: the folder appears by rename when it is complete. Artifacts of newer or older versions are refused.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FORMAT = "urank model"
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a model, checked for its version."""
+    """Read the manifest of a model and check its version."""
     path = Path(folder) / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{folder} is not a urank model: its manifest.json is of another kind")
+        raise DataError(f"{folder} is not a urank model: its manifest.json has another format")
     if not isinstance(manifest.get("version"), int):
         raise DataError(f"{folder} is damaged: the version in its manifest.json is {manifest.get('version')!r}")
     if manifest["version"] < MANIFEST_VERSION:
@@ -75,15 +75,15 @@ def save_model(
     onnx: bool = True,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model.
+    """Save a model.
 
     Args:
-        model: what to write.
-        config: how it was made.
-        folder: where.
-        overwrite: replace a model that is there.
-        onnx: also write the graphs.
-        facts: what else the manifest should tell, such as how good the model was on held-out queries.
+        model: the model.
+        config: the settings it was trained with.
+        folder: where to write it.
+        overwrite: replace an existing model.
+        onnx: also write the ONNX graphs.
+        facts: further entries of the manifest, such as metrics on held-out queries.
     """
     clicks = model.clicks
     with new_folder(folder, marker="manifest.json", overwrite=overwrite) as target:
@@ -91,7 +91,12 @@ def save_model(
         scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
         _write_json(target / "features.json", clicks.featurizer.to_dict())
         if onnx:
-            _write_graphs(model, target)
+            from urank.export.graph import click_graph, scorer_graph  # slow to load
+
+            (target / "clicks.onnx").write_bytes(click_graph(clicks).SerializeToString())
+            if isinstance(model.scorer, NetworkScorer):
+                graph = scorer_graph(model.scorer, clicks.featurizer)
+                (target / "scorer.onnx").write_bytes(graph.SerializeToString())
         _write_json(
             target / "manifest.json",
             {
@@ -112,7 +117,7 @@ def save_model(
 
 
 def load_model(folder: str | Path) -> RankingModel:
-    """Read a model; nothing in it is ever run as code."""
+    """Load a saved model; no code in it is ever executed."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
@@ -123,13 +128,10 @@ def load_model(folder: str | Path) -> RankingModel:
         members = tuple(
             _read_member(entry, folder, featurizer, positions, config.clicks) for entry in manifest["members"]
         )
-        calibration = Calibration.from_dict(manifest["calibration"])
-        scorer = manifest["scorer"]
-        return RankingModel(
-            ClickModel(featurizer, positions, members, calibration),
-            _read_scorer(scorer, folder, featurizer, config.scorer) if scorer is not None else None,
-            manifest["method"],
-        )
+        clicks = ClickModel(featurizer, positions, members, Calibration.from_dict(manifest["calibration"]))
+        entry = manifest["scorer"]
+        scorer = _read_scorer(entry, folder, featurizer, config.scorer) if entry is not None else None
+        return RankingModel(clicks, scorer, manifest["method"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UrankError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be loaded ({type(error).__name__}: {reason})") from error
@@ -141,7 +143,7 @@ def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
         (target / name).write_text(member.to_text(), encoding="utf-8")
     elif isinstance(member, NetworkClicks):
         name = f"member-{number}.safetensors"
-        save_file({k: v.cpu().contiguous() for k, v in member.network.state_dict().items()}, target / name)
+        _save_weights(member.network, target / name)
     else:
         raise TypeError(f"a member must be a network or trees; got {type(member).__name__}")
     return {"family": member.family, "file": name}
@@ -167,6 +169,10 @@ def _read_member(
     return NetworkClicks(entry["family"], network)
 
 
+def _save_weights(network: torch.nn.Module, path: Path) -> None:
+    save_file({name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}, path)
+
+
 def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"family": scorer.family, "takes_value": scorer.takes_value}
     if isinstance(scorer, TreesScorer):
@@ -175,8 +181,7 @@ def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
     if not isinstance(scorer, NetworkScorer):
         raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
     network = scorer.network
-    weights = {k: v.cpu().contiguous() for k, v in network.state_dict().items()}
-    save_file(weights, target / "scorer.safetensors")
+    _save_weights(network, target / "scorer.safetensors")
     scale = asdict(network.value) if network.value is not None else None
     shape = {"backbone": network.kind, "hidden": list(network.hidden), "value": scale}
     return {**entry, "file": "scorer.safetensors", **shape}
@@ -190,24 +195,12 @@ def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer,
         network = ScoreNetwork(
             featurizer,
             Numeric(**entry["value"]) if entry["value"] is not None else None,
-            backbone=entry.get("backbone", config.backbone),  # older manifests leave it to the configuration
+            backbone=entry.get("backbone", config.backbone),  # absent in older manifests
             hidden=tuple(entry.get("hidden", config.hidden)),
         )
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkScorer(network)
-
-
-def _write_graphs(model: RankingModel, target: Path) -> None:
-    from urank.export.graph import (
-        model_to_onnx,  # slow to load
-        scorer_to_onnx,
-    )
-
-    (target / "clicks.onnx").write_bytes(model_to_onnx(model.clicks).SerializeToString())
-    if isinstance(model.scorer, NetworkScorer):
-        graph = scorer_to_onnx(model.scorer, model.clicks.featurizer)
-        (target / "scorer.onnx").write_bytes(graph.SerializeToString())
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,16 +1,12 @@
-"""Calibration: arithmetic, scikit-learn, properties, fresh simulated data, JSON and ONNX."""
+"""Calibration: arithmetic, scikit-learn, properties, fresh simulated data, JSON."""
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from math import exp, log
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,7 +26,7 @@ from urank.clicks.calibration import (
     CalibrationKind,
     Isotonic,
     Temperature,
-    apply,
+    calibrate,
     fit_calibration,
     log_sigmoid,
     logit_of_log,
@@ -57,7 +53,7 @@ def overconfident(seed: int, rows: int) -> Rows:
 
 def at(calibration: Calibration, log_ctr: NDArray[np.float64], position: NDArray[np.int64]) -> NDArray[np.float64]:
     """The calibrated log P at the logged positions."""
-    table = apply(calibration, np.repeat(log_ctr[:, None], calibration.positions, axis=1))
+    table = calibrate(calibration, np.repeat(log_ctr[:, None], calibration.positions, axis=1))
     return np.take_along_axis(table, position[:, None] - 1, axis=1)[:, 0]
 
 
@@ -82,29 +78,29 @@ def test_temperature_scales_and_shifts_the_logit() -> None:
     calibration = Temperature(2, [2.0, 0.5], [0.0, -1.0])
     p = np.array([[0.2, 0.3]])
     expected = [[2 * log(0.2 / 0.8), 0.5 * log(0.3 / 0.7) - 1]]
-    np.testing.assert_allclose(logit(np.exp(apply(calibration, np.log(p)))), expected)
+    np.testing.assert_allclose(logit(np.exp(calibrate(calibration, np.log(p)))), expected)
 
 
 def test_isotonic_interpolates_between_knots_and_stays_off_0_and_1() -> None:
     calibration = Isotonic(1, start=[[0.0, 0.4]], width=[[0.4, 0.6]], rise=[[0.1, 0.9]])
     p = np.array([[0.2], [0.4], [0.7], [0.0], [1.0]])
     with np.errstate(divide="ignore"):
-        found = np.exp(apply(calibration, np.log(p)))[:, 0]
+        found = np.exp(calibrate(calibration, np.log(p)))[:, 0]
     np.testing.assert_allclose(found, [0.1 / 2, 0.1, 0.1 + 0.9 / 2, FLOOR, 1 - FLOOR], rtol=1e-6)
 
 
 def test_none_is_the_identity_even_where_a_row_rises() -> None:
     table = np.log(np.array([[0.2, 0.3]], dtype=np.float32))
     calibration = fit_calibration("none", *overconfident(0, 100), positions=K)
-    assert apply(Calibration(2, monotone=True), table).tolist() == table.tolist()
+    assert calibrate(Calibration(2, monotone=True), table).tolist() == table.tolist()
     assert calibration.kind == "none"
 
 
 def test_temperature_of_1_and_0_is_the_identity() -> None:
     p = np.concatenate([np.logspace(-30, -1, 50), 1 - np.logspace(-1, -6, 50)])[:, None]
-    np.testing.assert_allclose(apply(Temperature(1, [1.0], [0.0]), np.log(p)), np.log(p), rtol=1e-9)
+    np.testing.assert_allclose(calibrate(Temperature(1, [1.0], [0.0]), np.log(p)), np.log(p), rtol=1e-9)
     np.testing.assert_allclose(
-        apply(Temperature(1, [1.0], [0.0]), np.log(p).astype(np.float32)), np.log(p), rtol=1e-6, atol=1e-7
+        calibrate(Temperature(1, [1.0], [0.0]), np.log(p).astype(np.float32)), np.log(p), rtol=1e-6, atol=1e-7
     )
 
 
@@ -115,7 +111,7 @@ def test_a_position_without_rows_keeps_its_probabilities(kind: CalibrationKind) 
     click = rng.random(1000) < said / 2
     calibration = fit_calibration(kind, np.log(said), np.full(1000, 2), click, positions=3)
     p = np.array([0.01, 0.3, 0.9])
-    found = np.exp(apply(calibration, np.log(np.tile(p[:, None], 3))))
+    found = np.exp(calibrate(calibration, np.log(np.tile(p[:, None], 3))))
     np.testing.assert_allclose(found[:, [0, 2]], np.tile(p[:, None], 2), rtol=1e-6)
     assert np.abs(found[:, 1] - p).max() > 0.1
 
@@ -124,7 +120,7 @@ def test_a_position_without_rows_keeps_its_probabilities(kind: CalibrationKind) 
 def test_a_few_rows_move_little(kind: CalibrationKind) -> None:
     click = np.array([1.0, 1.0, 0.0])
     calibration = fit_calibration(kind, np.full(3, log(0.1)), np.ones(3, dtype=int), click, positions=1)
-    found = exp(apply(calibration, np.array([[log(0.1)]])).item())
+    found = exp(calibrate(calibration, np.array([[log(0.1)]])).item())
     weight = float(prior_weight(PRIOR_CLICKS if kind == "temperature" else KNOT_CLICKS, 3, 0.1, 2 / 3))
     assert found == pytest.approx((2 / 3 + weight * 0.1) / (1 + weight), rel=1e-5)
     assert 0.1 < found < 0.5
@@ -134,7 +130,8 @@ def test_monotone_takes_the_minimum_so_far() -> None:
     calibration = Temperature(3, [1.0, 1.0, 1.0], [-2.0, 0.0, -1.0], monotone=True)
     p = np.array([[0.5, 0.4, 0.3]])
     first, third = expit(logit(0.5) - 2), expit(logit(0.3) - 1)
-    np.testing.assert_allclose(np.exp(apply(calibration, np.log(p))), [[first, first, min(first, third)]], rtol=1e-6)
+    expected = [[first, first, min(first, third)]]
+    np.testing.assert_allclose(np.exp(calibrate(calibration, np.log(p))), expected, rtol=1e-6)
 
 
 # Against scikit-learn
@@ -179,7 +176,7 @@ def test_isotonic_treads_far_apart_become_knots() -> None:
     calibration = fit_calibration("isotonic", log_ctr, np.ones(3 * n, dtype=int), click, positions=1)
     weight = prior_weight(KNOT_CLICKS, n, said, rate)
     expected = (rate + weight * said) / (1 + weight)
-    np.testing.assert_allclose(np.exp(apply(calibration, np.log(said[:, None])))[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(calibrate(calibration, np.log(said[:, None])))[:, 0], expected, rtol=1e-5)
     np.testing.assert_allclose(IsotonicRegression().fit_transform(np.repeat(said, n), click)[::n], rate)
 
 
@@ -192,7 +189,7 @@ def test_calibration_rises_within_a_position(rows: Rows, kind: CalibrationKind, 
     calibration = fit_calibration(kind, *rows, positions=K, monotone=monotone)
     p = np.concatenate([np.logspace(-12, -2, 60), np.linspace(0.01, 1, 200)])
     for kind_of_float in (np.float32, np.float64):
-        table = apply(calibration, np.log(np.tile(p[:, None], K)).astype(kind_of_float))
+        table = calibrate(calibration, np.log(np.tile(p[:, None], K)).astype(kind_of_float))
         assert table.dtype == kind_of_float
         assert np.isfinite(table).all()
         assert (table <= 0).all()
@@ -236,7 +233,7 @@ def test_a_model_that_is_far_off_is_brought_back(kind: CalibrationKind, said: fl
     click = np.zeros(10_000)
     click[::10] = 1
     calibration = fit_calibration(kind, np.full(10_000, log(said)), np.ones(10_000, dtype=int), click, positions=1)
-    assert exp(apply(calibration, np.array([[log(said)]])).item()) == pytest.approx(0.1, rel=0.25)
+    assert exp(calibrate(calibration, np.array([[log(said)]])).item()) == pytest.approx(0.1, rel=0.25)
 
 
 @given(st.lists(st.lists(st.floats(-50, 0), min_size=3, max_size=3), min_size=1))
@@ -299,7 +296,7 @@ def test_json_round_trip_is_identical(kind: CalibrationKind, monotone: bool) -> 
     assert type(again) is type(calibration)
     assert json.dumps(again.to_dict()) == text
     table = np.log(np.random.default_rng(0).random((50, K)).astype(np.float32))
-    assert apply(again, table).tobytes() == apply(calibration, table).tobytes()
+    assert calibrate(again, table).tobytes() == calibrate(calibration, table).tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -309,10 +306,10 @@ def test_fitting_twice_is_the_same_and_batches_equal_single_rows(kind: Calibrati
     assert first.to_dict() == second.to_dict()
     table = np.log(np.random.default_rng(0).random((3000, K)))
     table.setflags(write=False)
-    whole = apply(first, table)
-    single = np.concatenate([apply(first, table[i : i + 1]) for i in range(0, 3000, 300)])
+    whole = calibrate(first, table)
+    single = np.concatenate([calibrate(first, table[i : i + 1]) for i in range(0, 3000, 300)])
     np.testing.assert_allclose(whole[::300], single, rtol=1e-12)
-    assert apply(first, table[:0]).shape == (0, K)
+    assert calibrate(first, table[:0]).shape == (0, K)
 
 
 @pytest.mark.parametrize(
@@ -341,39 +338,4 @@ def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
 
 def test_a_table_of_another_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"log_ctr must have shape \[rows, 2\]; got shape \[5, 3\]"):
-        apply(Calibration(2), np.zeros((5, 3)))
-
-
-# ONNX
-
-
-@pytest.fixture
-def _torch_may_warn() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch's exporter about torch itself
-        yield
-
-
-@pytest.mark.usefixtures("_torch_may_warn")
-@pytest.mark.parametrize("kind", CURVES)
-def test_onnx_agrees(kind: CalibrationKind, tmp_path: Path) -> None:
-    calibration = fit_calibration(kind, *overconfident(6, 20_000), positions=K, monotone=True).eval()
-    torch.onnx.export(
-        calibration,
-        (torch.full((2, K), -1.0),),
-        tmp_path / "calibration.onnx",
-        dynamo=True,
-        verbose=False,
-        input_names=["log_ctr"],
-        dynamic_shapes=({0: torch.export.Dim("rows")},),
-    )
-    session = onnxruntime.InferenceSession(tmp_path / "calibration.onnx")
-    rng = np.random.default_rng(0)
-    p = np.concatenate(
-        [rng.random((500, K)), 10 ** rng.uniform(-12, 0, (500, K)), 1 - 10 ** rng.uniform(-6, 0, (9, K))]
-    )
-    table = np.log(p).astype(np.float32)
-    (found,) = session.run(None, {"log_ctr": table})
-    expected = apply(calibration, table)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(np.exp(found), np.exp(expected), atol=1e-6)
+        calibrate(Calibration(2), np.zeros((5, 3)))

@@ -1,4 +1,4 @@
-"""`export_onnx`: a folder or a file that tells what it takes, appears whole or not at all; it replaces its own kind."""
+"""`export_onnx`: a described folder or file, written atomically, that only replaces its own kind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import onnx as module
 from urank.export.bundle import Export
+from urank.export.graph import ranking_graph
 from urank.export.onnx import export_onnx
 from urank.export.vespa import export_vespa
 
@@ -48,7 +49,7 @@ def test_what_the_folder_tells(exported: Exported) -> None:
         },
         "value": {"type": "float32", "shape": ["rows"], "default": 1.0},
     }
-    assert [(name, told["shape"]) for name, told in content["outputs"].items()] == [
+    assert [(name, each["shape"]) for name, each in content["outputs"].items()] == [
         ("score", ["rows"]),
         ("log_ctr", ["rows", K]),
         ("ctr1", ["rows"]),
@@ -95,10 +96,8 @@ def test_a_file(tmp_path: Path, exported: Exported) -> None:
 def test_a_graph_that_is_not_the_model_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from urank.export.graph import text_graph
-
-    monkeypatch.setattr(module, "text_graph", lambda model: text_graph(build(ALONE, seed=1)))
-    with pytest.raises(DataError, match="the exported graph is not the model"):
+    monkeypatch.setattr(module, "ranking_graph", lambda model, **how: ranking_graph(build(ALONE, seed=1), **how))
+    with pytest.raises(DataError, match="the exported graph differs from the model"):
         export_onnx(build(ALONE), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -110,7 +109,7 @@ def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(module, "write_json", fail)
+    monkeypatch.setattr("urank.export.bundle.check_graph", fail)
     with pytest.raises(RuntimeError, match="disk full"):
         export_onnx(build(ALONE, seed=1), tmp_path / "there", overwrite=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
@@ -121,12 +120,12 @@ def test_only_an_export_of_the_same_kind_is_replaced(tmp_path: Path) -> None:
     export_onnx(build(ALONE), tmp_path / "there")
     with pytest.raises(ConfigError, match="exists already; choose another name or pass --overwrite"):
         export_onnx(build(ALONE), tmp_path / "there")
-    with pytest.raises(ConfigError, match=r"holds something else \(its inputs\.json is not of this kind\)"):
+    with pytest.raises(ConfigError, match=r"its inputs\.json is not that of an export for vespa"):
         export_vespa(build(ALONE), tmp_path / "there", overwrite=True)
     export_onnx(build(ALONE, seed=1), tmp_path / "there", overwrite=True)
     for content in ("[]", "not json", '{"format": "another"}'):
         (tmp_path / "there" / "inputs.json").write_text(content)
-        with pytest.raises(ConfigError, match="is not of this kind"):
+        with pytest.raises(ConfigError, match="is not that of an export for onnx"):
             export_onnx(build(ALONE), tmp_path / "there", overwrite=True)
     (tmp_path / "there" / "inputs.json").unlink()
     with pytest.raises(ConfigError, match=r"holds something else \(it has no inputs\.json\)"):

@@ -12,13 +12,16 @@ import numpy as np
 import onnxruntime
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from export.application import IDENTIFIER, Block, parse, tensor
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import vespa as module
 from urank.export.bundle import Export, random_rows
-from urank.export.vespa import export_vespa
+from urank.export.graph import ranking_graph
+from urank.export.vespa import export_vespa, identifiers
 from urank.ranking.ranking_model import RankingModel
 
 Exported = Callable[[Case, str], Export]
@@ -150,9 +153,9 @@ def test_names_that_vespa_cannot_have(exported: Exported) -> None:
     }
     readme = (export.target / "README.md").read_text(encoding="utf-8")
     assert "| 2nd rate | `f_2nd_rate` | document | number |" in readme
-    assert "| if | `f_if` | document | number of vocabulary.json |" in readme
-    told = json.loads((export.target / "inputs.json").read_text(encoding="utf-8"))["inputs"]
-    assert told["categorical"]["features"][1] == {"feature": "if", "name": "f_if", "from": "document"}
+    assert "| if | `f_if` | document | code of vocabulary.json |" in readme
+    inputs = json.loads((export.target / "inputs.json").read_text(encoding="utf-8"))["inputs"]
+    assert inputs["categorical"]["features"][1] == {"feature": "if", "name": "f_if", "from": "document"}
 
 
 def test_the_vocabulary_and_the_documents(exported: Exported) -> None:
@@ -187,20 +190,16 @@ def test_features_of_the_query(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     for schema in ("", "2nd", "a-b", "a b", "ä"):
-        with pytest.raises(
-            ConfigError, match=f"a schema is named by letters, digits and underscores.*; got '{schema}'"
-        ):
+        with pytest.raises(ConfigError, match=f"schema must be letters, digits and underscores .*; got '{schema}'"):
             export_vespa(build(ALONE), tmp_path / "app", schema=schema)
-    with pytest.raises(ConfigError, match="a feature of the query must be one of the model; 'size' is not"):
+    with pytest.raises(ConfigError, match="query_features must be features of the model; 'size' is not"):
         export_vespa(build(ALONE), tmp_path / "app", query_features=["price", "size"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_graph_that_is_not_the_model_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from urank.export.graph import coded_graph
-
-    monkeypatch.setattr(module, "coded_graph", lambda model: coded_graph(build(ALONE, seed=1)))
-    with pytest.raises(DataError, match="the exported graph is not the model"):
+    monkeypatch.setattr(module, "ranking_graph", lambda model, **how: ranking_graph(build(ALONE, seed=1), **how))
+    with pytest.raises(DataError, match="the exported graph differs from the model"):
         export_vespa(build(ALONE), tmp_path / "app")
     assert list(tmp_path.iterdir()) == []
 
@@ -233,3 +232,29 @@ def test_a_feature_whose_name_spans_lines(tmp_path: Path) -> None:
     assert sorted(Application(tmp_path / "app").fields) == sorted(
         ["price_field_evil", "emb_0_field_evil", "f_2nd_rate_field_evil", "value"]
     )
+
+
+some_names = st.lists(
+    st.one_of(st.text(max_size=8), st.sampled_from(["a b", "a.b", "A_b", "if", "IF", "f_if", "1", ""])), unique=True
+)
+
+
+@given(some_names, st.sets(st.sampled_from(["if", "value", "f_if", "a_b"])))
+def test_all_are_valid_distinct_and_free(some: list[str], taken: set[str]) -> None:
+    found = identifiers(some, taken)
+    assert list(found) == some
+    assert all(re.fullmatch(IDENTIFIER, name) for name in found.values())
+    lowered = [name.lower() for name in found.values()]
+    assert len(set(lowered)) == len(lowered)
+    assert not set(lowered) & taken
+    assert identifiers(some, taken) == found
+
+
+@given(st.lists(st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True), unique=True))
+def test_what_is_an_identifier_stays(some: list[str]) -> None:
+    assert identifiers(some) == {name: name for name in some}
+
+
+def test_a_name_that_can_stay_is_not_taken_away() -> None:
+    assert identifiers(["emb[0]", "emb_0"]) == {"emb[0]": "emb_0_2", "emb_0": "emb_0"}
+    assert identifiers(["Price", "price"]) == {"Price": "Price", "price": "f_price"}

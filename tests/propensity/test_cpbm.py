@@ -16,7 +16,7 @@ from urank.errors import DataError
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Block
 from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual, fit_cpbm, list_means, pairs_loss
-from urank.propensity.examination import Propensity, spread
+from urank.propensity.examination import Propensity, examination_quantiles
 from urank.propensity.harvest import pair_numbers
 
 QUICK = CpbmConfig(training=TrainingConfig(epochs=2, batch_lists=32), seed=3)
@@ -97,7 +97,7 @@ def test_same_seed_same_curve(log: Small, fitted: Contextual) -> None:
 
 
 def test_spread_over_the_items_shown(log: Small, fitted: Contextual) -> None:
-    mean, low, high = spread(fitted, log.dataset, "train", levels=(0.1, 0.9))
+    mean, low, high = examination_quantiles(fitted, log.dataset, "train", levels=(0.1, 0.9))
     assert mean[0] == low[0] == high[0] == 1
     assert (low[1:] < mean[1:]).all()
     assert (mean[1:] < high[1:]).all()

@@ -11,7 +11,7 @@ import pytest
 from propensity.logs import prepared, swapped
 from simulated import make
 from urank.errors import DataError
-from urank.propensity.em import EmConfig, Observed, e_step, examination_of, fit_em
+from urank.propensity.em import EmConfig, ObservedClicks, e_step, fit_em, update_examination
 
 
 def test_e_step() -> None:
@@ -38,11 +38,11 @@ def test_steps_of_the_curve_raise_the_likelihood_to_its_maximum() -> None:
     rng = np.random.default_rng(1)
     position, relevant = rng.integers(1, 4, 5000), rng.uniform(0.1, 0.9, 5000)
     click = (rng.random(5000) < relevant / position).astype(np.float64)
-    observed = Observed(position, click)
+    observed = ObservedClicks(position, click)
     curve, losses = np.full(3, 0.5), []
     for _ in range(10):
         losses.append(observed.log_loss(curve, relevant))
-        curve = examination_of(observed, relevant, curve, 20)
+        curve = update_examination(observed, relevant, curve, 20)
     assert (np.diff(losses) <= 1e-12).all()
     for k in (1, 2):  # at the maximum the derivative by p(k) is 0
         at = position == k + 1
@@ -51,7 +51,7 @@ def test_steps_of_the_curve_raise_the_likelihood_to_its_maximum() -> None:
 
 
 def test_loss_is_the_mean_over_rows() -> None:
-    observed = Observed(np.array([1, 2]), np.array([1.0, 0.0]))
+    observed = ObservedClicks(np.array([1, 2]), np.array([1.0, 0.0]))
     expected = -(np.log(0.9 * 0.5) + np.log(1 - 0.4 * 0.25)) / 2
     assert observed.log_loss(np.array([0.9, 0.4]), np.array([0.5, 0.25])) == pytest.approx(expected)
 

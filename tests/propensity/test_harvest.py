@@ -13,11 +13,11 @@ from propensity.logs import prepared, swapped
 from urank.errors import DataError
 from urank.learning.features import Featurizer
 from urank.propensity.harvest import (
-    check_joined,
+    check_connected,
+    count_query_items,
     fit_harvest,
     harvest_curve,
     harvest_loss,
-    harvested,
     pair_numbers,
     weighted_clicks,
 )
@@ -81,7 +81,7 @@ def test_counts_by_query_and_item(tmp_path: Path) -> None:
     )
     dataset = prepared(tmp_path, log)
     featurizer = Featurizer.fit((b.items for b in dataset.blocks("train", ["f1"])), ["f1"], [])
-    pairs = harvested(dataset, "train", featurizer)
+    pairs = count_query_items(dataset, "train", featurizer)
     assert np.diff(pairs.offsets).tolist() == [2, 2]
     assert pairs.inputs is not None
     by_feature = dict(zip(pairs.inputs.numeric[:, 0].tolist(), range(4), strict=True))
@@ -110,11 +110,11 @@ def test_positions_that_nothing_joins_are_named() -> None:
     clicked = np.zeros((5, 5))
     clicked[0, 1] = clicked[3, 4] = 1.0
     with pytest.raises(DataError, match="in here positions 3–5 are not"):
-        check_joined(clicked, "here")
+        check_connected(clicked, "here")
     clicked[1, 2] = clicked[4, 2] = 1.0
-    check_joined(clicked, "here")
+    check_connected(clicked, "here")
 
 
 def test_items_must_have_names(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="must name its items"):
+    with pytest.raises(DataError, match="must have item_id"):
         fit_harvest(prepared(tmp_path, swapped(8, 2).drop("item_id")))

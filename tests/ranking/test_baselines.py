@@ -16,7 +16,7 @@ from simulated import Small, make, true_utility
 from urank.config import validate
 from urank.errors import ConfigError
 from urank.evaluation.ranking_metrics import mean_metric, ndcg_metric
-from urank.export.graph import scorer_to_onnx
+from urank.export.graph import scorer_graph
 from urank.lab.truth import true_table
 from urank.learning.networks import FeatureLayer
 from urank.learning.training import TrainingConfig
@@ -80,7 +80,7 @@ def test_saved_and_loaded(
 @pytest.mark.parametrize("name", ["lambdarank", "ranksvm", "dla"])
 def test_exported(name: Baseline, scorers: dict[Baseline, Any], fitted: ModelFit, rows: pl.DataFrame) -> None:
     model = RankingModel(fitted.model.clicks, scorers[name], "score")
-    check_scorer_exported(model, rows, scorer_to_onnx(scorers[name], model.clicks.featurizer).SerializeToString())
+    check_scorer_exported(model, rows, scorer_graph(scorers[name], model.clicks.featurizer).SerializeToString())
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -355,7 +355,7 @@ def test_what_memory_does_not_hold_is_sampled(small: Small, clicks: ClickModel) 
     assert learned == pytest.approx(small.dataset.rows("train") / 2, abs=longest)
     assert sample_sentence(half, row_bytes) == (
         f"trees learned from a sample, {learned:,} of {small.dataset.rows('train'):,} impressions, "
-        "which is what the memory has room for"
+        "as many as fit in memory"
     )
     assert sample_sentence(small.dataset, row_bytes) is None
     assert sample_for_trees(small.dataset, row_bytes) is small.dataset

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from simulated import Small, make
 from urank.errors import DataError
-from urank.learning.batches import Batch, ListBatches
+from urank.learning.batches import Batch, ListArrays
 from urank.learning.features import Inputs
 from urank.log.dataset import Block
 from urank.log.ragged import positions_by_score
@@ -25,9 +25,9 @@ from urank.ranking.utility import delta_utility, earned
 OFFSETS = np.array([0, 2, 3])
 
 
-def lists(gain: list[float]) -> ListBatches:
+def lists(gain: list[float]) -> ListArrays:
     n = len(gain)
-    return ListBatches(
+    return ListArrays(
         inputs=Inputs(np.zeros((n, 1), np.float32), np.zeros((n, 0), np.int64)),
         position=np.arange(1, n + 1),
         click=np.zeros(n, np.float32),

@@ -20,7 +20,7 @@ from simulated import Small, make, true_utility
 from urank.clicks.click_model import ClickModel, NetworkClicks
 from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.errors import ConfigError, DataError
-from urank.export.graph import scorer_to_onnx
+from urank.export.graph import scorer_graph
 from urank.learning.batches import Batch
 from urank.learning.features import Inputs
 from urank.learning.training import History, TrainingConfig
@@ -270,7 +270,7 @@ def test_artifact_and_onnx(models: dict[str, RankingModel], rows: pl.DataFrame, 
     check_scorer_saved_and_loaded(model, rows, settings, tmp_path, onnx=whole)
     assert isinstance(model.scorer, NetworkScorer)
     graph = tmp_path / "model" / "scorer.onnx"
-    made = graph if whole else scorer_to_onnx(model.scorer, model.clicks.featurizer).SerializeToString()
+    made = graph if whole else scorer_graph(model.scorer, model.clicks.featurizer).SerializeToString()
     check_scorer_exported(model, rows, made)
     assert graph.exists() == whole
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["propensity_command"]
 
 MOST_CATEGORIES = 12
-"""Above this, the table shows the mean and the spread instead of a column for each category."""
+"""Above this, the table shows the mean and the examination_quantiles instead of a column for each category."""
 
 
 @command()
@@ -92,12 +92,12 @@ def propensity_command(
 
 def _to_dict(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:
     """Return the curve, or the curves, as a JSON-serialisable dict."""
-    from urank.propensity.examination import ExaminationCurve, spread
+    from urank.propensity.examination import ExaminationCurve, examination_quantiles
     from urank.propensity.randomised import ByCategory
 
     if isinstance(estimate, ExaminationCurve):
         return {"method": estimate.name, **_curve(estimate)}
-    mean, low, high = spread(estimate, dataset, "train", levels=(0.1, 0.9))
+    mean, low, high = examination_quantiles(estimate, dataset, "train", levels=(0.1, 0.9))
     found = {"method": estimate.name, "examination": mean.tolist(), "p10": low.tolist(), "p90": high.tolist()}
     if isinstance(estimate, ByCategory):
         curves = {category: _curve(curve) for category, curve in estimate.curves.items()}

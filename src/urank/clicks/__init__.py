@@ -1,1 +1,1 @@
-"""Click models: each gives, for every item, the log of its click probability at every position, `[rows, K]`."""
+"""Click models: log P(click) of every item at every position, `log_ctr[rows, K]`."""

@@ -1,21 +1,20 @@
 """Calibration of a click table by position, fitted on the validation split.
 
-A click model may rank well and still say 0.20 where one in ten is clicked; ratios and sums of its table are then wrong.
-A `Calibration` bends the probabilities of each position, `log_ctr[rows, K] -> log_ctr[rows, K]`, by a rising curve of
-its own. It is a torch module made of operations that ONNX has, so that Python and an exported model share one formula.
+A click model may rank well and still predict 0.20 where one in ten is clicked; ratios and sums of its table are then
+wrong. A `Calibration` maps the probabilities of each position, `log_ctr[rows, K] -> log_ctr[rows, K]`, by an increasing
+curve. It is a torch module of operations that ONNX has, so that Python and an exported model share one formula.
 
-Both kinds lean towards leaving things as they are: a position with few clicks moves little, one without rows not at
-all. A rising curve keeps the order of items within a position, but not between positions: `monotone` takes the
-minimum over the positions so far, for families which promise that clicks never rise with k.
+Both kinds shrink towards the identity: a position with few clicks moves little, one without rows not at all. An
+increasing curve keeps the order of items within a position, but not between positions: `monotone` takes the running
+minimum over positions, for families in which clicks never rise with k.
 
-scikit-learn calibrates classifiers, not tables, and its own curves (`CalibratedClassifierCV`) have no prior and no
-export; the isotonic regression underneath is scikit-learn's.
+scikit-learn calibrates classifiers, not tables, and its `CalibratedClassifierCV` has no prior and no export; the
+isotonic regression used here is scikit-learn's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,33 +25,33 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-__all__ = ["Calibration", "CalibrationKind", "apply", "fit_calibration", "log_sigmoid", "logit_of_log"]
+__all__ = ["Calibration", "CalibrationKind", "calibrate", "fit_calibration", "log_sigmoid", "logit_of_log"]
 
 CalibrationKind = Literal["none", "temperature", "isotonic"]
 
 PRIOR_CLICKS = 20.0
-"""What the prior of a temperature is worth: that many clicks speak for a = 1 and b = 0."""
+"""Strength of the prior a = 1, b = 0 of a temperature, in clicks."""
 
 KNOT_CLICKS = 1.0
-"""What the prior of each knot of an isotonic curve is worth: that many clicks speak for the uncalibrated rate."""
+"""Strength of the prior of each isotonic knot, the uncalibrated rate, in clicks."""
 
 KNOTS = 32
 LEAST_SLOPE = 0.05
 FLOOR = 1e-6
-"""An isotonic curve never says less than this nor more than one minus this."""
+"""Bounds of an isotonic curve: this and one minus this."""
 
-# log P = −1e-7 is the last float32 below P = 1 that a logit can be taken of; heads.click_loss cuts at the same place.
+# log P = −1e-7 is the last float32 below P = 1 that has a logit; `families.log1m_exp` clamps at the same place.
 _HIGHEST = -1e-7
 _LOWEST = -50.0
-_ROWS_AT_ONCE = 1024  # the ramps of so many rows fit the cache
+_CHUNK_ROWS = 1024  # the ramps of that many rows fit the cache
 
 
 class Calibration(nn.Module):
-    """The identity, and the base of the other kinds. `forward(log_ctr[rows, K]) -> log_ctr[rows, K]`.
+    """Identity, and base class of the other kinds. `forward(log_ctr[rows, K]) -> log_ctr[rows, K]`.
 
     Args:
         positions: K.
-        monotone: never let a row rise with k.
+        monotone: make every row of the result non-increasing in k.
     """
 
     kind: CalibrationKind = "none"
@@ -63,7 +62,7 @@ class Calibration(nn.Module):
         self.monotone = monotone
 
     def curve(self, log_ctr: Tensor) -> Tensor:
-        """The curve of each position at its column."""
+        """Apply the curve of each position to its column."""
         return log_ctr
 
     def forward(self, log_ctr: Tensor) -> Tensor:
@@ -71,13 +70,13 @@ class Calibration(nn.Module):
         return running_minimum(calibrated) if self.monotone and self.kind != "none" else calibrated
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: numbers and lists of numbers."""
+        """Return a JSON-serialisable dict."""
         numbers = {name: buffer.tolist() for name, buffer in self.named_buffers()}
         return {"kind": self.kind, "positions": self.positions, "monotone": self.monotone, **numbers}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Calibration:
-        """What `to_dict` wrote.
+        """Restore a calibration from `to_dict`.
 
         >>> values = fit_calibration("none", np.zeros(0), np.zeros(0, int), np.zeros(0), 3).to_dict()
         >>> Calibration.from_dict(values).to_dict() == values
@@ -110,15 +109,16 @@ class Temperature(Calibration):
 
 
 class Isotonic(Calibration):
-    """A piecewise-linear curve by position, from (0, 0) through the knots (x_j, y_j) to (1, 1), rising all the way.
+    """Increasing piecewise-linear curve by position, from (0, 0) through the knots (x_j, y_j) to (1, 1).
 
-        P' = Σ_j (y_{j+1} − y_j) · clip((P − x_j) / (x_{j+1} − x_j), 0, 1),      cut to [1e-6, 1 − 1e-6]
+        P' = Σ_j (y_{j+1} − y_j) · clip((P − x_j) / (x_{j+1} − x_j), 0, 1),      clipped to [1e-6, 1 − 1e-6]
 
-    A ramp of which every piece adds its rise is a sum of terms that are never negative: unlike a sum of ReLUs it loses
-    nothing to cancellation, and it rises exactly, also in float32.
+    All terms of the sum are non-negative: unlike a sum of ReLUs it loses nothing to cancellation, and is increasing in
+    float32 too.
 
     Args:
-        start, width, rise: `[K, J]`, x_j, x_{j+1} − x_j and y_{j+1} − y_j; pieces that a position lacks rise by 0.
+        start, width, rise: `[K, J]`, x_j, x_{j+1} − x_j and y_{j+1} − y_j; positions with fewer pieces are padded with
+            pieces of rise 0.
     """
 
     kind = "isotonic"
@@ -161,53 +161,60 @@ def fit_calibration(
     *,
     monotone: bool = False,
 ) -> Calibration:
-    """Fit a curve for each position to what was logged there.
+    """Fit a curve for each position to the clicks logged there.
 
     Args:
         kind: "temperature", "isotonic" or "none".
-        log_ctr: `[rows]`, the log of P(click) before calibration, at the logged position.
-        position: `[rows]`, that position, 1 … K.
+        log_ctr: `[rows]`, log P(click) before calibration, at the logged position.
+        position: `[rows]`, the logged position, 1 … K.
         click: `[rows]`, 0 or 1.
         positions: K.
-        monotone: never let a row of the calibrated table rise with k.
+        monotone: make every row of the calibrated table non-increasing in k.
 
-    A model that says 0.2 where 0.1 is clicked:
+    A model that predicts 0.2 where 0.1 is clicked:
 
     >>> rng = np.random.default_rng(0)
     >>> click = rng.random(100_000) < 0.1
     >>> log_ctr, position = np.full(100_000, np.log(0.2)), np.ones(100_000, dtype=int)
     >>> calibration = fit_calibration("temperature", log_ctr, position, click, positions=2)
-    >>> np.exp(apply(calibration, np.log([[0.2, 0.2]]))).round(2).tolist()  # nothing is known of position 2
+    >>> np.exp(calibrate(calibration, np.log([[0.2, 0.2]]))).round(2).tolist()  # position 2 has no data
     [[0.1, 0.2]]
     """
     _check_kind(kind)
     log_ctr, position, click = _check_rows(log_ctr, position, click, positions)
     if kind == "none":
         return Calibration(positions, monotone=monotone)
-    groups = _by_position(log_ctr, position, click, positions)
+    order = np.argsort(position, kind="stable")
+    ends = np.cumsum(np.bincount(position - 1, minlength=positions))
+    by_position = [(log_ctr[rows], click[rows]) for rows in np.split(order, ends[:-1])]
     if kind == "temperature":
-        lines = [_fit_line(x, c) for x, c in groups]
+        lines = [_fit_line(x, c) for x, c in by_position]
         return Temperature(positions, [a for a, _ in lines], [b for _, b in lines], monotone=monotone)
-    curves = [_fit_knots(x, c) for x, c in groups]
-    return _isotonic(positions, curves, monotone)
+    knots = [_fit_knots(x, c) for x, c in by_position]
+    pieces = max(len(x) for x, _ in knots) - 1
+    start, width, rise = np.ones((positions, pieces)), np.ones((positions, pieces)), np.zeros((positions, pieces))
+    for k, (x, y) in enumerate(knots):
+        n = len(x) - 1
+        start[k, :n], width[k, :n], rise[k, :n] = x[:-1], np.diff(x), np.diff(y)
+    return Isotonic(positions, start.tolist(), width.tolist(), rise.tolist(), monotone=monotone)
 
 
-def apply(calibration: Calibration, log_ctr: NDArray[Any]) -> NDArray[Any]:
-    """The calibrated table `[rows, K]` of a table `[rows, K]`, both logs, of the same type; some rows at a time."""
+def calibrate(calibration: Calibration, log_ctr: NDArray[Any]) -> NDArray[Any]:
+    """Calibrate a table of log probabilities `[rows, K]`, in chunks of rows; the dtype stays."""
     if np.ndim(log_ctr) != 2 or log_ctr.shape[1] != calibration.positions:
         raise ValueError(
             f"log_ctr must have shape [rows, {calibration.positions}]; got shape {list(np.shape(log_ctr))}"
         )
     result = np.empty_like(log_ctr)
     with torch.no_grad():
-        for first in range(0, len(log_ctr), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
+        for first in range(0, len(log_ctr), _CHUNK_ROWS):
+            rows = slice(first, first + _CHUNK_ROWS)
             result[rows] = calibration(torch.from_numpy(log_ctr[rows].copy())).numpy()
     return result
 
 
 def logit_of_log(log_p: Tensor) -> Tensor:
-    """logit P from log P < 0, sound at both ends and in ONNX, which has tanh and softplus but neither expm1 nor log1p.
+    """Compute logit P from log P < 0, stable at both ends, by operations that ONNX has (no expm1, no log1p).
 
         log(P / (1 − P)) = log P − log tanh(−log P / 2) − log(1 + P)
 
@@ -220,7 +227,7 @@ def logit_of_log(log_p: Tensor) -> Tensor:
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """log(1 / (1 + e⁻ˣ)). torch's own is exported as log(sigmoid(x)), which ONNX Runtime gives as −∞ from x = −19 on.
+    """Compute log(1 / (1 + e⁻ˣ)); torch's own is exported as log(sigmoid(x)), −∞ in ONNX Runtime from x = −19 on.
 
     >>> bool(torch.isclose(log_sigmoid(torch.tensor(0.5)), torch.nn.functional.logsigmoid(torch.tensor(0.5))))
     True
@@ -229,7 +236,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 
 def running_minimum(table: Tensor) -> Tensor:
-    """The least of each row so far, `[rows, K]`. `torch.cummin` would be it, but cannot be exported.
+    """Compute the running minimum of each row `[rows, K]`; `torch.cummin` cannot be exported to ONNX.
 
     >>> running_minimum(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
     [[3.0, 1.0, 1.0]]
@@ -241,18 +248,18 @@ def running_minimum(table: Tensor) -> Tensor:
 
 
 def _fit_line(log_ctr: NDArray[np.float64], click: NDArray[np.float64]) -> tuple[float, float]:
-    """a and b of one position: the least cross-entropy of the rows and of the clicks that the prior is worth.
+    """Fit a and b of one position by cross-entropy with a data-based prior.
 
         Σ_rows H(click, P') + w · H(P, P'),      H(c, P') = −c log P' − (1 − c) log(1 − P')
 
-    The second term is a ridge towards a = 1, b = 0 in the units of the data: it is the loss of `w` further rows for
-    each row, clicked as the model says (a prior as in Clogg et al. 1991).
+    The second term is a ridge towards a = 1, b = 0 in the units of the data: the loss of `w` further rows for each row,
+    clicked as the model predicts (a prior as in Clogg et al. 1991).
     """
     if len(click) == 0:
         return 1.0, 0.0
     p = np.exp(log_ctr)
     z = logit_of_log(torch.from_numpy(log_ctr)).numpy()
-    centre = float(np.average(z, weights=p * (1 - p)))  # where slope and level hardly tell on each other
+    centre = float(np.average(z, weights=p * (1 - p)))  # where slope and intercept are nearly uncorrelated
     spread = z - centre
     weight = float(prior_weight(PRIOR_CLICKS, len(p), p.mean(), click.mean()))
     target = (click + weight * p) / (1 + weight)
@@ -277,29 +284,29 @@ def _fit_line(log_ctr: NDArray[np.float64], click: NDArray[np.float64]) -> tuple
     return 1 + tilt, level - tilt * centre
 
 
-def prior_weight(worth: float, rows: Any, predicted: Any, observed: Any) -> Any:
-    """How many rows, for each row there is, a prior worth so many clicks stands for.
+def prior_weight(clicks: float, rows: Any, predicted: Any, observed: Any) -> Any:
+    """Convert the strength of a prior from clicks to pseudo-rows per row.
 
-        w = worth / (rows · max(predicted (1 − predicted), observed (1 − observed)))
+        w = clicks / (rows · max(predicted (1 − predicted), observed (1 − observed)))
 
-    As r (1 − r) is what a row at the rate r tells of its logit, these are clicks when clicks are rare, and rows without
-    a click when clicks are the rule.
+    r (1 − r) is the information a row at rate r has about its logit, so the unit is a click when clicks are rare, and a
+    row without a click when clicks are the rule.
 
     >>> float(prior_weight(20, rows=1000, predicted=0.1, observed=0.0).round(3))  # 20 / (1000 · 0.1 · 0.9)
     0.222
     """
-    return worth / (rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed)))
+    return clicks / (rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed)))
 
 
 def _fit_knots(
     log_ctr: NDArray[np.float64], click: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Knots x and y of one position, both rising, from (0, 0) to (1, 1), at most 32.
+    """Fit the knots x and y of one position, both increasing, from (0, 0) to (1, 1), at most 32.
 
-    The isotonic regression of the clicks on P (Zadrozny and Elkan 2002) is a stair. Its treads become knots, each at
-    the mean P of its rows as in centred isotonic regression (Oron and Flournoy 2017), which keeps items in order and
-    does not jump; small neighbours are put together. Each knot has a prior worth one click for its x: the first and
-    the last tread of a stair tend to be 0 and 1, and a single click there would cost dearly.
+    The isotonic regression of the clicks on P (Zadrozny and Elkan 2002) is a step function. Its steps become knots, at
+    the mean P of their rows as in centred isotonic regression (Oron and Flournoy 2017), which is strictly increasing
+    and continuous; small neighbours are pooled. Each knot has a prior of one click at its x: the first and the last
+    step tend to be 0 and 1, where a single contrary click would have infinite loss.
     """
     if len(click) == 0:
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
@@ -307,9 +314,9 @@ def _fit_knots(
 
     order = np.argsort(log_ctr, kind="stable")
     p, click = np.exp(log_ctr[order]), click[order]
-    stair = IsotonicRegression().fit_transform(p, click)
-    tread = np.cumsum(np.diff(stair, prepend=stair[0]) > 1e-12)
-    knots = _pool(np.bincount(tread), np.bincount(tread, p), np.bincount(tread, click))
+    fitted = IsotonicRegression().fit_transform(p, click)
+    step = np.cumsum(np.diff(fitted, prepend=fitted[0]) > 1e-12)
+    knots = _pool(np.bincount(step), np.bincount(step, p), np.bincount(step, click))
     rows = knots[:, 0]
     x, observed = knots[:, 1] / rows, knots[:, 2] / rows
     weight = prior_weight(KNOT_CLICKS, rows, x, observed)
@@ -318,48 +325,27 @@ def _fit_knots(
 
 
 def _pool(rows: NDArray[Any], total: NDArray[Any], clicks: NDArray[Any]) -> NDArray[np.float64]:
-    """Rows, sum of P and clicks of neighbouring treads put together, `[knots, 3]`, at most 30 knots.
+    """Pool neighbouring steps: rows, sum of P and clicks `[knots, 3]`, at most 30 knots.
 
-    A knot holds at least a thirtieth of the rows and of the clicks that are expected, half of either counted, so that
-    there are knots where the rows are and where the clicks are. Knots stand 1 % apart: a cliff would magnify rounding.
+    The mean of a knot's share of the rows and its share of the expected clicks is at least a thirtieth, so that there
+    are knots where the rows are and where the clicks are. Knots are 1 % apart: a steep piece would magnify rounding.
     """
-    treads = np.column_stack([rows, total, clicks]).astype(np.float64)
+    steps = np.column_stack([rows, total, clicks]).astype(np.float64)
     size = (rows / rows.sum() + total / total.sum()) / 2
     least = 1 / (KNOTS - 2)
-    knots, sizes = [treads[0]], [size[0]]
-    for tread, share in zip(treads[1:], size[1:], strict=True):
-        apart = tread[1] / tread[0] > 1.01 * knots[-1][1] / knots[-1][0] + FLOOR
+    knots, sizes = [steps[0]], [size[0]]
+    for step, share in zip(steps[1:], size[1:], strict=True):
+        apart = step[1] / step[0] > 1.01 * knots[-1][1] / knots[-1][0] + FLOOR
         if sizes[-1] >= least and apart:
-            knots.append(tread)
+            knots.append(step)
             sizes.append(share)
         else:
-            knots[-1] = knots[-1] + tread
+            knots[-1] = knots[-1] + step
             sizes[-1] += share
     if sizes[-1] < least and len(knots) > 1:
         last = knots.pop()
         knots[-1] = knots[-1] + last
     return np.array(knots)
-
-
-def _isotonic(
-    positions: int, curves: list[tuple[NDArray[np.float64], NDArray[np.float64]]], monotone: bool
-) -> Isotonic:
-    """The curves side by side, the shorter ones filled up with pieces that rise by nothing."""
-    pieces = max(len(x) for x, _ in curves) - 1
-    start, width, rise = np.ones((positions, pieces)), np.ones((positions, pieces)), np.zeros((positions, pieces))
-    for k, (x, y) in enumerate(curves):
-        n = len(x) - 1
-        start[k, :n], width[k, :n], rise[k, :n] = x[:-1], np.diff(x), np.diff(y)
-    return Isotonic(positions, start.tolist(), width.tolist(), rise.tolist(), monotone=monotone)
-
-
-def _by_position(
-    log_ctr: NDArray[np.float64], position: NDArray[np.int64], click: NDArray[np.float64], positions: int
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """log P and click of the rows of each position."""
-    order = np.argsort(position, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(np.bincount(position - 1, minlength=positions))])
-    return [(log_ctr[order[first:last]], click[order[first:last]]) for first, last in pairwise(ends)]
 
 
 def _check_kind(kind: Any) -> CalibrationKind:
@@ -372,7 +358,7 @@ def _check_kind(kind: Any) -> CalibrationKind:
 def _check_rows(
     log_ctr: NDArray[Any], position: NDArray[Any], click: NDArray[Any], positions: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-    """The rows as float64 and int64, log P cut to where a logit can be taken."""
+    """Validate the rows; clip log P to where it has a logit."""
     if not np.shape(log_ctr) == np.shape(position) == np.shape(click) or np.ndim(click) != 1:
         raise ValueError(
             "log_ctr, position and click must have the same shape [rows]; got shapes "

@@ -1,4 +1,4 @@
-"""A click model as the rest of urank sees it: raw features in, the log of the click table out."""
+"""The click model: raw features in, the table log P(click | item, position) out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from urank.clicks.calibration import Calibration, apply
-from urank.clicks.families import Family, Head
+from urank.clicks.calibration import Calibration, calibrate
+from urank.clicks.families import Head, NetworkFamily
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
 from urank.log.ragged import at_positions
@@ -26,23 +26,23 @@ class Member(Protocol):
 
     @property
     def family(self) -> str:
-        """The family it is of."""
+        """Its family."""
         ...
 
     def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
-        """log P(click | item, k) `[rows, K]`."""
+        """Predict log P(click | item, k) `[rows, K]`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkClicks:
-    """A member that is a network."""
+    """A network as a member."""
 
-    family: Family
+    family: NetworkFamily
     network: Head
 
     def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
-        """log P(click | item, k) `[rows, K]`, a chunk of rows at a time."""
+        """Predict log P(click | item, k) `[rows, K]`, in chunks of rows."""
         self.network.eval()
         device = next(self.network.parameters()).device
         table = np.empty((len(inputs), self.network.positions), dtype=np.float32)
@@ -57,10 +57,10 @@ class NetworkClicks:
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """The mean of the members' tables, calibrated.
+    """The calibrated mean of the members' tables.
 
     Attributes:
-        featurizer: turns raw columns into inputs.
+        featurizer: encodes raw columns.
         positions: K.
         members: the models whose tables are averaged.
         calibration: applied to the mean.
@@ -73,25 +73,25 @@ class ClickModel:
 
     @property
     def name(self) -> str:
-        """The families, and how many of each, as `monotone ×3`."""
+        """The families and the number of members of each, such as `monotone ×3`."""
         families = [member.family for member in self.members]
         counts = {family: families.count(family) for family in dict.fromkeys(families)}
         return " + ".join(family if n == 1 else f"{family} ×{n}" for family, n in counts.items())
 
     def log_ctr(self, inputs: Inputs | pl.DataFrame | pa.Table) -> NDArray[np.float32]:
-        """log P(click | item, position) `[rows, K]` of inputs, or of a table with a column for each feature."""
+        """Predict log P(click | item, k) `[rows, K]` of encoded inputs, or of a table of raw features."""
         if not isinstance(inputs, Inputs):
             inputs = self.featurizer.encode(inputs)
         table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
-        return apply(self.calibration, table).astype(np.float32)
+        return calibrate(self.calibration, table).astype(np.float32)
 
     def log_ctr_at(self, inputs: Inputs, position: NDArray[np.int64]) -> NDArray[np.float32]:
-        """log P(click) `[rows]` at one 1-based position for each row."""
+        """Predict log P(click) `[rows]` at one 1-based position for each row."""
         return at_positions(self.log_ctr(inputs), position)
 
 
 def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """log of the mean of exp(table) over the tables.
+    """Compute the log of the mean of exp(table) over the tables.
 
     >>> bool(np.isclose(log_mean_exp([np.log([[0.2]]), np.log([[0.4]])]), np.log(0.3)).all())
     True

@@ -1,14 +1,14 @@
-"""The families of click models that are networks: what stands behind the backbone decides how clicks fall.
+"""Families of neural click models: a head on a shared backbone decides how clicks depend on the position.
 
-Each is a module whose `forward(numeric, categorical)` gives `log_ctr[rows, K]`, the log of P(click | item, position),
-in log space throughout. `at(numeric, categorical, position)` gives the entry of one position for each row, which is
-all that training needs.
+Each is a module whose `forward(numeric, categorical)` returns `log_ctr[rows, K]`, log P(click | item, position),
+computed in log space throughout. `at(numeric, categorical, position)` returns the entry of one position for each row,
+which is all that training needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,13 @@ from urank.clicks.calibration import log_sigmoid
 from urank.learning.features import Categorical, Featurizer
 from urank.learning.networks import Backbone, DeepFM, build_backbone
 
-__all__ = ["Family", "Head", "build_network", "click_loss", "log1m_exp"]
+__all__ = ["Head", "NetworkFamily", "build_network", "click_loss", "log1m_exp"]
 
-Family = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
+NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
 
 
 class Head(nn.Module):
-    """A backbone, one linear layer, and a family's own way from its outputs to the table."""
+    """A backbone, one linear layer, and the family's function from its outputs to the table."""
 
     def __init__(
         self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
@@ -36,24 +36,24 @@ class Head(nn.Module):
 
     @staticmethod
     def outputs(positions: int) -> int:
-        """How many numbers the linear layer gives."""
+        """Return the width of the linear layer."""
         raise NotImplementedError
 
     def table(self, outputs: Tensor) -> Tensor:
-        """The table `[rows, K]` from what the linear layer gave."""
+        """Compute the table `[rows, K]` from the outputs of the linear layer."""
         raise NotImplementedError
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         return self.table(self.output(self.backbone(numeric, categorical)))
 
     def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
-        """log P(click) `[rows]` at one 1-based position for each row."""
+        """Compute log P(click) `[rows]` at one 1-based position for each row."""
         table: Tensor = self(numeric, categorical)
         return table.gather(1, position[:, None] - 1)[:, 0]
 
 
 class VectorHead(Head):
-    """The paper's A1: K outputs, one for each position, that know nothing of each other."""
+    """The paper's A1: K independent outputs, one for each position."""
 
     @staticmethod
     def outputs(positions: int) -> int:
@@ -77,9 +77,9 @@ class FactorisedHead(Head):
 
 
 class MonotoneHead(Head):
-    """One global falling curve, steeper or flatter by item; never rises with k, as Theorems 1 and 2 assume.
+    """One global decreasing curve, steeper or flatter by item, as Theorems 1 and 2 assume.
 
-        log P(click | item, k) = log r(item) − s(item) · g(k),      r in (0, 1),  s ≥ 0,  g(1) = 0,  g rising
+        log P(click | item, k) = log r(item) − s(item) · g(k),      r in (0, 1),  s ≥ 0,  g(1) = 0,  g increasing
 
     With g = log k and s = max(wᵀx + 1, 0) this is the oracle of Section 5.2.
     """
@@ -99,7 +99,7 @@ class MonotoneHead(Head):
             self.output.bias[1] = 0.54  # softplus(0.54) = 1: the examination 1/k
 
     def curve(self) -> Tensor:
-        """g(k) `[K]`."""
+        """Compute g(k) `[K]`."""
         return torch.cat([self.steps.new_zeros(1), torch.cumsum(softplus(self.steps), dim=0)])
 
     def table(self, outputs: Tensor) -> Tensor:
@@ -109,19 +109,15 @@ class MonotoneHead(Head):
 class PBMHead(MonotoneHead):
     """One curve for all items: the position-based model, relevance(item) · examination(k)."""
 
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return 2
-
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(outputs[:, :1]) - self.curve()
 
 
 class PositionHead(Head):
-    """The paper's A2: item and position one-hot in, one value out.
+    """The paper's A2: item and one-hot position in, one value out.
 
-    The position joins what the backbone makes of the item, and two more layers mix them, so that the backbone runs
-    once for all K positions.
+    An embedding of the position is added to the backbone's output, and two more layers mix them, so that the backbone
+    runs once for all K positions.
     """
 
     mixed = 32
@@ -146,11 +142,11 @@ class PositionHead(Head):
 
 
 class DeepFMHead(Head):
-    """DeepFM (Guo et al. 2017) with the position as a field among the features, as clicks are predicted in production.
+    """DeepFM (Guo et al. 2017) with the position as a field, as clicks are predicted in production.
 
-    The position has an embedding and a weight like any category: it takes part in the linear terms, in the pairs with
-    every feature, and in the hidden layers. The linear layer weighs the three parts, where Guo et al. add them up.
-    Always on a DeepFM, whatever the backbone of the other families. To rank by it as is usual is method ctr1.
+    The position has an embedding and a weight like any category: it is part of the linear terms, of the pairs with
+    every feature, and of the hidden layers. The linear layer weighs the three parts, which Guo et al. add up. The
+    backbone is always a DeepFM, whatever that of the other families. Ranking by it as usual is method ctr1.
     """
 
     backbone: DeepFM
@@ -163,7 +159,7 @@ class DeepFMHead(Head):
         self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
     ) -> None:
         del backbone
-        place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has number k
+        place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has code k
         fields = Featurizer(featurizer.numeric, (*featurizer.categorical, place))
         super().__init__(fields, positions, "deepfm", hidden, dropout)
 
@@ -178,7 +174,7 @@ class DeepFMHead(Head):
         return self.table(self.output(self.backbone(numeric, fields)))
 
 
-_HEADS: dict[Family, type[Head]] = {
+_HEADS: dict[NetworkFamily, type[Head]] = {
     "vector": VectorHead,
     "position": PositionHead,
     "deepfm": DeepFMHead,
@@ -189,7 +185,7 @@ _HEADS: dict[Family, type[Head]] = {
 
 
 def build_network(
-    family: Family,
+    family: NetworkFamily,
     featurizer: Featurizer,
     positions: int,
     *,
@@ -197,14 +193,14 @@ def build_network(
     hidden: Sequence[int] = (128, 64),
     dropout: float = 0.05,
 ) -> Head:
-    """A click model as a network, with fresh weights from torch's own generator."""
-    if family not in get_args(Family):
-        raise ValueError(f"family must be one of {', '.join(get_args(Family))}; got {family!r}")
+    """Build a network with fresh weights from torch's global generator."""
+    if family not in _HEADS:
+        raise ValueError(f"family must be one of {', '.join(_HEADS)}; got {family!r}")
     return _HEADS[family](featurizer, positions, backbone, hidden, dropout)
 
 
 def log1m_exp(x: Tensor) -> Tensor:
-    """log(1 − eˣ) for x < 0, without loss at either end.
+    """Compute log(1 − eˣ) for x < 0, without loss of precision at either end.
 
     >>> bool(torch.isclose(log1m_exp(torch.log(torch.tensor(0.25))), torch.log(torch.tensor(0.75))))
     True
@@ -214,7 +210,7 @@ def log1m_exp(x: Tensor) -> Tensor:
 
 
 def click_loss(log_ctr: Tensor, click: Tensor) -> Tensor:
-    """Cross-entropy of Eq. 2, the mean over rows, of log P(click) `[rows]` and clicks `[rows]`.
+    """Compute the cross-entropy of Eq. 2, the mean over rows, of log P(click) `[rows]` and clicks `[rows]`.
 
     >>> p, c = torch.tensor([0.25, 0.5]), torch.tensor([1.0, 0.0])
     >>> bool(torch.isclose(click_loss(torch.log(p), c), -(torch.log(p[0]) + torch.log(1 - p[1])) / 2))

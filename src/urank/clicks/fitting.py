@@ -1,9 +1,10 @@
-"""Train click models on a prepared log, choose among families by held-out log loss, and calibrate what is kept."""
+"""Fit a click model: train its families on a prepared log, choose by held-out log loss, and calibrate."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from urank.clicks.click_model import ClickModel, Member, NetworkClicks, log_mean
 from urank.clicks.families import Head, build_network, click_loss
 from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt
 from urank.learning.batches import Batch, Stream, train_and_valid
-from urank.learning.features import Featurizer, fit_featurizer
+from urank.learning.features import Featurizer, Inputs, fit_featurizer
 from urank.learning.networks import Backbone
 from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
 from urank.log.dataset import Dataset
@@ -32,34 +33,34 @@ __all__ = ["AUTO", "ClickConfig", "ClickFamily", "Fit", "fit_clicks", "predictio
 
 ClickFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
 AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
-"""The families of `auto`, the best of which, or the mean of all, is kept by held-out log loss."""
+"""The families of `auto`; the best one, or the mean of all, is kept by held-out log loss."""
 
 
 class ClickConfig(BaseModel):
-    """All that decides a click model."""
+    """Settings of a click model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     families: tuple[ClickFamily, ...] = Field(
         AUTO,
         min_length=1,
-        description="families to train; kept is the one with the best held-out log loss, or all when the mean "
+        description="families to train; the one with the best held-out log loss is kept, or all if the mean "
         "of their tables is better",
     )
-    mix: bool = Field(False, description="keep the mean of all families in any case")
+    mix: bool = Field(False, description="always keep the mean of all families")
     ensemble: int = Field(1, ge=1, le=100, description="number of seeds whose tables are averaged")
     backbone: Backbone = Field(
-        "mlp", description="what stands behind every network: mlp or deepfm; the family deepfm is always on a DeepFM"
+        "mlp", description="backbone of every network: mlp or deepfm; the family deepfm always has a DeepFM"
     )
     hidden: tuple[int, ...] = Field((128, 64), min_length=1, description="sizes of the hidden layers")
-    dropout: float = Field(0.05, ge=0, lt=1, description="share of hidden units left out at each step")
+    dropout: float = Field(0.05, ge=0, lt=1, description="share of hidden units dropped at each step")
     calibration: Literal["none", "temperature", "isotonic"] = Field(
-        "temperature", description="how the table is calibrated on the validation split, by position"
+        "temperature", description="calibration of the table by position, on the validation split"
     )
-    min_count: int = Field(5, ge=1, description="how often a category must be seen to have an embedding of its own")
+    min_count: int = Field(5, ge=1, description="occurrences a category needs to have its own embedding")
     training: TrainingConfig = TrainingConfig()
     trees: GbdtConfig = GbdtConfig()
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
 
 MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
@@ -67,14 +68,14 @@ MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A trained click model and how it came about.
+    """A trained click model and the record of its training.
 
     Attributes:
-        model: what was kept.
-        reference: the position-based model trained beside it, for comparison; none if it was not asked for.
+        model: the model that was kept.
+        reference: a position-based model for comparison; None if not requested.
         tried: one member of each family alone, calibrated too.
-        valid_loss: held-out log loss of every member that was tried, by name.
-        histories: the rounds of every network, by name.
+        valid_loss: held-out log loss of every member, by name.
+        histories: training rounds of every network, by name.
     """
 
     model: ClickModel
@@ -92,27 +93,28 @@ def fit_clicks(
     checkpoints: Path | None = None,
     report: Report = silent,
 ) -> Fit:
-    """Train, choose and calibrate.
+    """Train, select and calibrate a click model.
 
     Args:
-        dataset: a prepared log; train teaches, valid stops, chooses and calibrates, test is not looked at.
-        config: what to train.
-        reference: also train the position-based model, to compare with.
-        checkpoints: a folder for the state of every training, from which a run that was killed goes on.
-        report: told how far it is.
+        dataset: a prepared log; train is fitted, valid is for early stopping, selection and calibration, test is not
+            used.
+        config: settings.
+        reference: also train a position-based model for comparison.
+        checkpoints: folder of training checkpoints, from which an interrupted run resumes.
+        report: progress callback.
     """
     featurizer = fit_featurizer(dataset, min_count=config.min_count)
     if checkpoints is not None:
         distributed.broadcast(lambda: _claim(checkpoints, dataset, config))
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)
-    known = trainer.calibrated([trainer.member("pbm", config.seed)]) if reference else None
+    pbm = trainer.calibrated([trainer.member("pbm", config.seed)]) if reference else None
     first = {family: trainer.member(family, config.seed) for family in config.families}
     kept = config.families if config.mix else trainer.best(first)
     more = [(family, config.seed + n) for family in kept for n in range(1, config.ensemble)]
     members = [*(first[family] for family in kept), *(trainer.member(family, seed) for family, seed in more)]
     return Fit(
         model=trainer.calibrated(members),
-        reference=known,
+        reference=pbm,
         tried={family: trainer.calibrated([member]) for family, member in first.items()},
         valid_loss=trainer.losses,
         histories=trainer.histories,
@@ -122,15 +124,25 @@ def fit_clicks(
 def predictions(
     model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-    """log P(click) at the logged position, the position, and the click, of every row of a split, in its order.
+    """Predict a split: log P(click) at the logged position, that position, and the click of every row, in order.
 
-    With `most_rows` it stops after the row group in which that many are reached.
+    Args:
+        model: the click model.
+        dataset: the prepared log.
+        split: the name of the split.
+        most_rows: stop after the row group that reaches this many rows.
     """
     stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True)
+    return _at_logged_positions(stream, model.log_ctr, most_rows)
+
+
+def _at_logged_positions(
+    stream: Stream, log_ctr: Callable[[Inputs], NDArray[np.float32]], most_rows: int | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
     parts = []
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
-        parts.append((model.log_ctr_at(lists.inputs, lists.position), lists.position, lists.click))
+        parts.append((at_positions(log_ctr(lists.inputs), lists.position), lists.position, lists.click))
         if most_rows is not None and sum(len(part[1]) for part in parts) >= most_rows:
             break
     if not parts:
@@ -140,7 +152,7 @@ def predictions(
 
 
 class _Trainer:
-    """Trains members one after another on the same streams."""
+    """Train members one after another on the same streams."""
 
     def __init__(
         self, dataset: Dataset, featurizer: Featurizer, config: ClickConfig, checkpoints: Path | None, report: Report
@@ -158,7 +170,7 @@ class _Trainer:
         self._done: dict[str, Member] = {}
 
     def member(self, family: ClickFamily, seed: int) -> Member:
-        """A trained member; one that was trained before is not trained again."""
+        """Return a trained member, cached by family and seed."""
         name = f"{family}-{seed}"
         if name not in self._done:
             self._done[name] = self._gbdt(name, seed) if family == "gbdt" else self._network(name, family, seed)
@@ -199,7 +211,7 @@ class _Trainer:
         return NetworkClicks(family, network)
 
     def best(self, first: dict[ClickFamily, Member]) -> tuple[ClickFamily, ...]:
-        """The families to keep by held-out log loss: the best one, or all when the mean of their tables is better."""
+        """Select families by held-out log loss: the best one, or all if the mean of their tables is better."""
         alone = min(first, key=lambda family: self.losses[f"{family}-{self.config.seed}"])
         if len(first) == 1:
             return (alone,)
@@ -207,45 +219,41 @@ class _Trainer:
         return tuple(first) if self.losses["mix"] < self.losses[f"{alone}-{self.config.seed}"] else (alone,)
 
     def calibrated(self, members: list[Member]) -> ClickModel:
-        """The mean of members, calibrated on the validation split."""
-        falls = all(member.family in MONOTONE_FAMILIES for member in members)
+        """Calibrate the mean of members on the validation split."""
+        monotone = all(member.family in MONOTONE_FAMILIES for member in members)
 
         def fitted() -> dict[str, Any]:
             log_p, position, click = self._at_logged(members)
             K = self.dataset.positions
-            return fit_calibration(self.config.calibration, log_p, position, click, K, monotone=falls).to_dict()
+            return fit_calibration(self.config.calibration, log_p, position, click, K, monotone=monotone).to_dict()
 
         calibration = Calibration.from_dict(distributed.broadcast(fitted))
         return ClickModel(self.featurizer, self.dataset.positions, tuple(members), calibration)
 
     def _log_loss(self, members: list[Member]) -> float:
-        """Of the mean of members on the validation split."""
+        """Compute the log loss of the mean of members on the validation split."""
         log_p, _, click = self._at_logged(members)
         return float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
 
     def _at_logged(self, members: list[Member]) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        parts = []
-        for group in range(len(self.valid_split.groups)):
-            lists = self.valid_split.lists(group)
-            table = log_mean_exp([member.log_ctr(lists.inputs) for member in members])
-            parts.append((at_positions(table, lists.position), lists.position, lists.click))
-        log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return log_p, position, click
+        return _at_logged_positions(
+            self.valid_split, lambda inputs: log_mean_exp([member.log_ctr(inputs) for member in members])
+        )
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:
-    """Eq. 2 on a batch, at the logged positions."""
-    assert isinstance(network, Head)  # noqa: S101 - this loop trains heads only
+    """Compute the loss of Eq. 2 on a batch, at the logged positions."""
+    assert isinstance(network, Head)  # noqa: S101 - for mypy
     return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)
 
 
 def _claim(folder: Path, dataset: Dataset, config: ClickConfig) -> None:
-    """Make the folder of checkpoints that of this data and configuration; what belongs to another is removed."""
-    told = {"data": dataset.description, "config": config.model_dump(mode="json")}
-    told["data"] = {key: value for key, value in told["data"].items() if key != "source"}
-    mark = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    """Reserve a checkpoint folder for this data and these settings; checkpoints of any others are removed."""
+    data = {key: value for key, value in dataset.description.items() if key != "source"}
+    run = json.dumps({"data": data, "config": config.model_dump(mode="json")}, sort_keys=True)
+    digest = hashlib.sha256(run.encode()).hexdigest()
     path = folder / "run.txt"
-    if folder.exists() and not (path.is_file() and path.read_text(encoding="ascii") == mark):
+    if folder.exists() and not (path.is_file() and path.read_text(encoding="ascii") == digest):
         remove_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(mark, encoding="ascii")
+    path.write_text(digest, encoding="ascii")

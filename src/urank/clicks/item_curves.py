@@ -1,9 +1,9 @@
-"""Click curves of items or groups (the paper's Figure 1, right), and how sensitive each is to its position."""
+"""Mean click curves of items or groups (the paper's Figure 1, right), and their sensitivity to the position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from urank.log.reader import Log
 __all__ = ["ItemCurve", "click_curves_of", "decay"]
 
 MOST_ROWS = 200_000
+"""Rows that a curve is averaged over, at most."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class ItemCurve:
     """The mean click curve of the rows of an item or group.
 
     Attributes:
-        name: of the item or group.
-        rows: impressions it was averaged over.
+        name: the item or group.
+        rows: number of impressions averaged over.
         rate: P(click) at positions 1 … K.
-        decay: how fast it falls: the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k.
+        decay: the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k.
     """
 
     name: str
@@ -37,12 +38,12 @@ class ItemCurve:
     decay: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {"name": self.name, "rows": self.rows, "rate": self.rate, "decay": self.decay}
+        """Return a JSON-serialisable dict."""
+        return asdict(self)
 
 
 def decay(log_rate: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The exponent a `[...]` of the least-squares fit log P(k) = c − a log k to curves `[..., K]`; 0 when K is 1.
+    """Fit the exponent a `[...]` of log P(k) = c − a log k to curves `[..., K]` by least squares; 0 if K is 1.
 
     >>> float(decay(np.log(1 / np.arange(1, 6) ** 0.5)).round(6))
     0.5
@@ -58,26 +59,26 @@ def decay(log_rate: NDArray[np.float64]) -> NDArray[np.float64]:
 def click_curves_of(
     model: ClickModel, log: Log, *, by: str = "item_id", names: Sequence[str] = (), most: int = 5
 ) -> list[ItemCurve]:
-    """The curves of the named items or groups, or of those shown most often.
+    """Compute the curves of the named items or groups, or of the most frequent ones.
 
     Args:
         model: the click model.
-        log: where the items and their features are taken from.
-        by: what makes a group: item_id, category, policy, query_id, or a categorical feature.
-        names: which; the most frequent ones when left out.
-        most: how many of these.
+        log: the items and their features.
+        by: the grouping column: item_id, category, policy, query_id, or a categorical feature.
+        names: which groups; by default the most frequent.
+        most: how many of the most frequent.
     """
     known = [role for role in ("item_id", "query_id", "policy") if role in log.schema.roles]
     known += log.schema.named("categorical")
     if by not in known:
-        raise ConfigError(f"curves can be drawn by {', '.join(known)}; got '{by}'")
+        raise ConfigError(f"by must be one of {', '.join(known)}; got '{by}'")
     counts = [frame.group_by(pl.col(by).alias("name")).len() for frame in _shown(log)]
     total = pl.concat(counts).group_by("name").agg(pl.col("len").sum()).drop_nulls()
     absent = [name for name in names if name not in set(total["name"].to_list())]
     if absent:
         raise ConfigError(f"no row of {log.name} has the {by} '{absent[0]}'")
     chosen = list(names) or total.sort(["len", "name"], descending=[True, False])["name"].head(most).to_list()
-    rows = _first_rows(log, by, chosen)
+    rows = _first_rows(log, by, chosen, MOST_ROWS)
     curves = []
     for name in chosen:
         own = rows[name]
@@ -87,15 +88,15 @@ def click_curves_of(
 
 
 def _shown(log: Log) -> Iterator[pl.DataFrame]:
-    """The rows of a log, without candidates that nobody saw."""
+    """Read the rows of a log without the candidates that were not shown."""
     last = shown_positions(log.name)
     for frame, _ in log.batches():
         yield frame if last is None else frame.filter(pl.col("position") <= last)
 
 
-def _first_rows(log: Log, by: str, names: Sequence[str]) -> dict[str, pl.DataFrame]:
-    """The first rows of each group, as many as its curve is drawn from."""
-    left = dict.fromkeys(names, MOST_ROWS)
+def _first_rows(log: Log, by: str, names: Sequence[str], most: int) -> dict[str, pl.DataFrame]:
+    """Read the first rows of each group, `most` at most."""
+    left = dict.fromkeys(names, most)
     parts: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
     for frame in _shown(log):
         for name in names:

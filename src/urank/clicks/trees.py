@@ -1,13 +1,13 @@
-"""Trees as a click model: LightGBM with the position as one more feature, under a monotone constraint.
+"""Click model of LightGBM trees, with the position as one more feature under a monotone constraint.
 
-The constraint holds for every tree, so the table never rises with the position, whatever the item.
+The constraint holds for every tree, so the table never rises with the position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -27,24 +27,21 @@ from urank.learning.lightgbm_data import (
 from urank.log.dataset import Dataset, drop_unseen
 from urank.progress import Report, silent
 
-if TYPE_CHECKING:
-    import onnx
-
-__all__ = ["GbdtClicks", "GbdtConfig", "fit_gbdt", "to_onnx"]
+__all__ = ["GbdtClicks", "GbdtConfig", "fit_gbdt"]
 
 
 class GbdtConfig(GrowthConfig):
-    """What decides how the trees grow."""
+    """Settings of the trees."""
 
-    row_share: float = Field(0.8, gt=0, le=1, description="share of the impressions, drawn anew, that each tree sees")
+    row_share: float = Field(0.8, gt=0, le=1, description="share of the impressions sampled for each tree")
     early_stopping: int = Field(
-        20, ge=1, description="stop after so many trees without a better log loss on the valid split"
+        20, ge=1, description="stop after this many trees without a better log loss on the valid split"
     )
 
 
 @dataclass(frozen=True)
 class GbdtClicks(TreeModel):
-    """A fitted model; two with the same text are the same model.
+    """Fitted trees; models with equal text are equal.
 
     Attributes:
         positions: K.
@@ -54,10 +51,10 @@ class GbdtClicks(TreeModel):
 
     @classmethod
     def from_text(cls, text: str, positions: int, featurizer: Featurizer) -> GbdtClicks:
-        """What `to_text` gave.
+        """Restore a model from `to_text`.
 
         Raises:
-            DataError: when it is not the text of a LightGBM model, or of one with other features.
+            DataError: the text is not a LightGBM model, or one of other features.
         """
         return cls(text, len(featurizer.numeric), len(featurizer.categorical), "position", positions).checked()
 
@@ -66,7 +63,7 @@ class GbdtClicks(TreeModel):
         return "gbdt"
 
     def log_ctr(self, inputs: Inputs) -> Floats:
-        """log P(click) `[rows, K]` of each item at each position."""
+        """Predict log P(click) `[rows, K]` of each item at each position."""
         K = self.positions
         table = np.empty((len(inputs), K), dtype=np.float32)
         step = max(1, CHUNK_BYTES // (4 * self.width * K))
@@ -79,27 +76,20 @@ class GbdtClicks(TreeModel):
         return table
 
 
-def to_onnx(model: GbdtClicks) -> onnx.ModelProto:
-    """The model as a graph that takes `numeric` and `categorical` as the networks do and gives `log_ctr`."""
-    from urank.export.graph import trees_to_onnx  # slow to load
-
-    return trees_to_onnx(model.booster.dump_model(), model.positions, model.n_numeric, model.n_categorical)
-
-
 def fit_gbdt(
     dataset: Dataset, featurizer: Featurizer, *, seed: int, config: GbdtConfig, report: Report = silent
 ) -> GbdtClicks:
-    """Grow trees on the train split until the log loss on the valid split, if it has rows, no longer falls.
+    """Grow trees on the train split, with early stopping on the valid split if it has rows.
 
     Args:
-        dataset: the prepared log, or a sample of it where its memory has no room for all.
-        featurizer: fitted on its train split.
-        seed: the same seed gives the same text.
-        config: how the trees grow.
-        report: told of the rows read and of the trees grown.
+        dataset: the prepared log; it is sampled if it does not fit in its memory budget.
+        featurizer: fitted on the train split.
+        seed: equal seeds give equal text.
+        config: settings of the trees.
+        report: progress callback.
 
     Raises:
-        DataError: when the train split is empty.
+        DataError: the train split is empty.
     """
     if dataset.rows("train") == 0:
         raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
@@ -124,8 +114,8 @@ def _params(config: GbdtConfig, seed: int, n_features: int) -> dict[str, Any]:
         "objective": "binary",
         "metric": "binary_logloss",
         "monotone_constraints": [0] * n_features + [-1],
-        # The other methods bind less, but broke the constraint where values were missing (LightGBM 4.7: intermediate in
-        # 0.7 %, advanced in 11 % of 2,540 random fits, basic in none).
+        # The other methods constrain less, but violated the constraint where values were missing (LightGBM 4.7:
+        # intermediate in 0.7 %, advanced in 11 % of 2,540 random fits, basic in none).
         "monotone_constraints_method": "basic",
         **config.params(seed),
     }

@@ -1,4 +1,4 @@
-"""A model for any ONNX Runtime: one graph from raw rows to scores and click probabilities, and what its inputs are."""
+"""Export for any ONNX Runtime: one graph from raw rows to scores and click probabilities, and its description."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx
 from onnx import helper
 
 from urank.errors import ConfigError
-from urank.export.bundle import Export, check_graph, describe, export_folder, missing_text, text_feed, write_json
-from urank.export.graph import VALUE, text_graph
+from urank.export.bundle import INPUTS_FILE, Export, check_graph, describe, missing_text, to_json, write_bundle
+from urank.export.graph import CATEGORICAL, NUMERIC, VALUE, ranking_graph
 from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 from urank.storage import new_file
@@ -25,50 +24,46 @@ GRAPH = "urank.onnx"
 def export_onnx(
     model: RankingModel, target: str | Path, *, facts: Mapping[str, Any] | None = None, overwrite: bool = False
 ) -> Export:
-    """Write a model as one ONNX graph, which is checked against the model before it appears.
+    """Write a model as one ONNX graph, after comparing the graph with the model.
 
     Args:
-        model: what to write.
-        target: a folder, which gets the graph, `inputs.json` and a README; or a file, if it ends in .onnx. The content
-            of `inputs.json` is also in the metadata of the graph, under `urank`.
-        facts: what to tell about the model.
+        model: the model to export.
+        target: a folder, for the graph, `inputs.json` and a README; or a file, if it ends in .onnx. The graph's
+            metadata contain the content of `inputs.json` too, under `urank`.
+        facts: further facts about the model, for the description.
         overwrite: replace an earlier export.
 
     Raises:
-        DataError: when the graph does not say what the model says; nothing is left behind.
+        DataError: the graph differs from the model; nothing is written.
     """
     target = Path(target)
-    graph = text_graph(model)
+    graph = ranking_graph(model, categories="text")
+    inputs = _describe_inputs(model.clicks.featurizer)
     content = {
         **describe("onnx", model, graph, facts),
-        "inputs": _inputs(graph, model.clicks.featurizer),
+        "inputs": {value.name: inputs[value.name] for value in graph.graph.input},
     }
     helper.set_model_props(graph, {"urank": json.dumps(content, ensure_ascii=False, allow_nan=False)})
-    if target.suffix == ".onnx":
-        if target.is_file() and not overwrite:
-            raise ConfigError(f"{target} exists already; choose another name or pass --overwrite")
-        with new_file(target) as working:
-            working.write_bytes(graph.SerializeToString())
-            difference = check_graph(working, model, text_feed)
-        return Export("onnx", target, (target.name,), content, difference)
-    with export_folder(target, "onnx", overwrite=overwrite) as working:
-        (working / GRAPH).write_bytes(graph.SerializeToString())
-        difference = check_graph(working / GRAPH, model, text_feed)
-        write_json(working / "inputs.json", content)
-        (working / "README.md").write_text(_readme(content), encoding="utf-8")
-        return Export("onnx", target, (GRAPH, "inputs.json", "README.md"), content, difference)
+    if target.suffix != ".onnx":
+        texts = {INPUTS_FILE: to_json(content), "README.md": _readme(content)}
+        return write_bundle(model, target, graph, GRAPH, "text", texts, content, overwrite=overwrite)
+    if target.is_file() and not overwrite:
+        raise ConfigError(f"{target} exists already; choose another name or pass --overwrite")
+    with new_file(target) as working:
+        working.write_bytes(graph.SerializeToString())
+        difference = check_graph(working, model, "text")
+    return Export("onnx", target, (target.name,), content, difference)
 
 
-def _inputs(graph: onnx.ModelProto, featurizer: Featurizer) -> dict[str, Any]:
-    """What each input of the graph holds, in the order of the graph."""
-    told: dict[str, dict[str, Any]] = {
-        "numeric": {
+def _describe_inputs(featurizer: Featurizer) -> dict[str, dict[str, Any]]:
+    return {
+        NUMERIC: {
             "type": "float32",
             "shape": ["rows", len(featurizer.numeric)],
             "features": [feature.name for feature in featurizer.numeric],
             "missing": "NaN",
         },
-        "categorical": {
+        CATEGORICAL: {
             "type": "string",
             "shape": ["rows", len(featurizer.categorical)],
             "features": [feature.name for feature in featurizer.categorical],
@@ -77,44 +72,42 @@ def _inputs(graph: onnx.ModelProto, featurizer: Featurizer) -> dict[str, Any]:
         },
         VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0},
     }
-    return {value.name: told[value.name] for value in graph.graph.input}
 
 
 def _readme(content: Mapping[str, Any]) -> str:
-    inputs, outputs = content["inputs"], list(content["outputs"])
-    fed = {
-        "numeric": "np.zeros({shape}, dtype=np.float32),  # NaN where missing",
-        "categorical": "np.full({shape}, {missing!r}, dtype=object),  # {missing!r} is missing; others may be unknown",
-        VALUE: "np.ones({shape}, dtype=np.float32),  # what a click is worth",
+    inputs, outputs = content["inputs"], content["outputs"]
+    examples = {
+        NUMERIC: "np.zeros({shape}, dtype=np.float32),  # NaN where missing",
+        CATEGORICAL: "np.full({shape}, {missing!r}, dtype=object),  # {missing!r} is missing; others may be unknown",
+        VALUE: "np.ones({shape}, dtype=np.float32),  # value of a click",
     }
     example = [
-        f'    "{name}": {fed[name].format(shape=(1, *told["shape"][1:]), missing=told.get("missing"))}'
-        for name, told in inputs.items()
+        f'    "{name}": {examples[name].format(shape=(1, *each["shape"][1:]), missing=each.get("missing"))}'
+        for name, each in inputs.items()
     ]
-    shapes = [f"| `{name}` | {_shape(told)} | {told['meaning']} |" for name, told in content["outputs"].items()]
     return _README.format(
         name=content["model"]["name"],
         urank=content["urank"],
         graph=GRAPH,
         runtime=content["least_onnxruntime"],
-        inputs=", ".join(f"`{name}{_shape(told)}`" for name, told in inputs.items()),
-        outputs="\n".join(shapes),
+        inputs=", ".join(f"`{name}{_shape(each)}`" for name, each in inputs.items()),
+        outputs="\n".join(f"| `{name}` | {_shape(each)} | {each['meaning']} |" for name, each in outputs.items()),
         example="\n".join(example),
-        names=outputs,
+        names=list(outputs),
     )
 
 
-def _shape(told: Mapping[str, Any]) -> str:
-    return f"[{', '.join(map(str, told['shape']))}]"
+def _shape(tensor: Mapping[str, Any]) -> str:
+    return f"[{', '.join(map(str, tensor['shape']))}]"
 
 
 _README = """\
 # {name}
 
 Exported by urank {urank}. `{graph}` needs ONNX Runtime {runtime} or newer and takes raw rows: {inputs}.
-`inputs.json` has the names of the features, in order.
+`inputs.json` lists the names of the features in order.
 
-| output | shape | what it is |
+| output | shape | meaning |
 |---|---|---|
 {outputs}
 

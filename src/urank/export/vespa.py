@@ -1,14 +1,14 @@
-"""A model for Vespa: the graph, a rank profile that feeds it, the fields that the profile reads, and the vocabularies.
+"""Export for Vespa: the graph, a rank profile that feeds it, the fields the profile reads, and the vocabularies.
 
-    models/urank.onnx               the graph; Vespa has no text tensors, so categories are numbers
+    models/urank.onnx               the graph; Vespa has no string tensors, so categories are codes
     schemas/<schema>/urank.profile  the rank profile
-    schemas/<schema>.sd             a schema with the fields of the features, to copy them from
-    inputs.json                     which feature is which field, and what the graph takes
-    vocabulary.json                 field -> text -> number, for whoever feeds documents
+    schemas/<schema>.sd             a schema with the fields of the features, to copy from
+    inputs.json                     the field of each feature, and the inputs of the graph
+    vocabulary.json                 field -> text -> code, for feeding documents
     feed.jsonl                      two documents
 
-The profile ranks in the second phase by `score`, or by `ctr1` when the model has no scorer. An order by `match` needs
-the whole list; the click probabilities are match features for whoever makes one.
+The profile ranks in the second phase by `score`, or by `ctr1` if the model has no scorer. The method `match` needs the
+whole list; the click probabilities it needs are match features.
 """
 
 from __future__ import annotations
@@ -21,78 +21,88 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
-from numpy.typing import NDArray
-
 from urank.errors import ConfigError
-from urank.export.bundle import Export, check_graph, describe, export_folder, numeric_feed, raw_number, write_json
-from urank.export.graph import CTR1, SCORE, VALUE, coded_graph
+from urank.export.bundle import INPUTS_FILE, Export, describe, inverse_signed_log, to_json, write_bundle
+from urank.export.graph import CATEGORICAL, CTR1, NUMERIC, SCORE, VALUE, ranking_graph
 from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 
-__all__ = [
-    "Field",
-    "export_vespa",
-    "fields_of",
-    "identifiers",
-    "is_identifier",
-    "profile_text",
-    "readme_text",
-    "schema_text",
-]
+__all__ = ["VespaField", "export_vespa", "identifiers"]
+
+GRAPH = "models/urank.onnx"
+
+RESERVED = frozenset(
+    {"attribute", "body", "case", "context", "documentid", "else", "header", "hit", "host", "if", "index", "position"}
+    | {"reference", "relevancy", "sddocname", "summary", "switch", "tokenize"}
+)
+"""Field names reserved by Vespa's schema reference."""
 
 
-def is_identifier(name: str) -> bool:
-    """Whether it is letters, digits and underscores of ASCII, not starting with a digit."""
-    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
-
-
-def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """An identifier for each name, the name itself where it is one; no two differ in case alone.
+def export_vespa(
+    model: RankingModel,
+    target: str | Path,
+    *,
+    schema: str = "item",
+    query_features: Collection[str] = (),
+    facts: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Export:
+    """Write a fragment of a Vespa application, after comparing its graph with the model.
 
     Args:
-        names: distinct.
-        taken: identifiers that none of them may have.
+        model: the model to export.
+        target: the folder.
+        schema: the name of the document type.
+        query_features: the features sent with the query; all others are attributes of the document.
+        facts: further facts about the model, for the description.
+        overwrite: replace an earlier export.
 
-    >>> identifiers(["price", "emb[0]", "2nd", "Größe", "if"], taken=["if"])
-    {'price': 'price', 'emb[0]': 'emb_0', '2nd': 'f_2nd', 'Größe': 'Gr_e', 'if': 'f_if'}
-    >>> identifiers(["a b", "a.b", "A_B"])
-    {'a b': 'a_b_2', 'a.b': 'a_b_3', 'A_B': 'A_B'}
+    Raises:
+        ConfigError: the schema is not an identifier, or a query feature is not a feature of the model.
+        DataError: the graph differs from the model; nothing is written.
     """
-    refused = {each.lower() for each in taken}
-    kept: dict[str, str] = {}
-    for name in names:  # names that can stay come first, so that no other takes them away
-        if is_identifier(name) and name.lower() not in refused:
-            kept[name] = name
-            refused.add(name.lower())
-    for name in names:
-        if name not in kept:
-            kept[name] = _free(name, refused)
-            refused.add(kept[name].lower())
-    return {name: kept[name] for name in names}
+    featurizer = model.clicks.featurizer
+    fields = _fields(featurizer, schema, query_features)
+    graph = ranking_graph(model, categories="codes")
+    ranked_by = CTR1 if model.scorer is None else SCORE
+    inputs = {
+        NUMERIC: _describe_matrix(fields, "float", "float32"),
+        CATEGORICAL: _describe_matrix(fields, "int", "int64"),
+        VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0},
+    }
+    content = {
+        **describe("vespa", model, graph, facts),
+        "schema": schema,
+        "ranked_by": ranked_by,
+        "inputs": {value.name: inputs[value.name] for value in graph.graph.input},
+    }
+    vocabulary = {
+        field.name: {text: code for code, text in enumerate(feature.vocabulary, 1)}
+        for field, feature in zip(_of_kind(fields, "int"), featurizer.categorical, strict=True)
+    }
+    texts = {
+        f"schemas/{schema}.sd": _schema(schema, fields),
+        f"schemas/{schema}/urank.profile": _profile(fields, list(content["outputs"]), ranked_by, model.name),
+        "feed.jsonl": _feed(schema, fields, featurizer),
+        "README.md": _readme(content, fields),
+        INPUTS_FILE: to_json(content),
+        "vocabulary.json": to_json(vocabulary),
+    }
+    return write_bundle(model, Path(target), graph, GRAPH, "codes", texts, content, overwrite=overwrite)
 
 
-def _free(name: str, refused: Collection[str]) -> str:
-    """An identifier like the name that is not refused."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
-    if not is_identifier(plain) or plain == name:
-        plain = f"f_{plain}".rstrip("_")
-    found, number = plain, 2
-    while found.lower() in refused:
-        found, number = f"{plain}_{number}", number + 1
-    return found
+# Fields
 
 
 @dataclass(frozen=True)
-class Field:
+class VespaField:
     """Where the profile finds a feature.
 
     Attributes:
         feature: its name in the model.
         name: its name in Vespa.
-        kind: `float`, or `int` for the number of a category.
-        in_query: whether it comes with the query and not with the document.
+        kind: `float`, or `int` for the code of a category.
+        in_query: whether it is sent with the query rather than stored in the document.
     """
 
     feature: str
@@ -104,69 +114,123 @@ class Field:
     def expression(self) -> str:
         """Its value in a ranking expression.
 
-        >>> Field("price", "price", "float", False).expression
+        >>> VespaField("price", "price", "float", False).expression
         'attribute(price)'
-        >>> Field("shop", "shop", "int", False).expression
+        >>> VespaField("shop", "shop", "int", False).expression
         'if(isNan(attribute(shop)) == 1, 0, attribute(shop))'
         """
         if self.in_query:
             return f"query({self.name})"
-        return f"attribute({self.name})" if self.kind == "float" else _or_else(self.name, 0)
+        return f"attribute({self.name})" if self.kind == "float" else _attribute_or(self.name, 0)
+
+    @property
+    def source(self) -> str:
+        """`query` or `document`."""
+        return "query" if self.in_query else "document"
 
 
-def fields_of(fields: Sequence[Field], kind: str) -> list[Field]:
-    """Those of a kind."""
+def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Choose an identifier for each name, the name itself where possible; no two differ in case alone.
+
+    Args:
+        names: distinct names.
+        taken: identifiers that must not be used.
+
+    >>> identifiers(["price", "emb[0]", "2nd", "Größe", "if"], taken=["if"])
+    {'price': 'price', 'emb[0]': 'emb_0', '2nd': 'f_2nd', 'Größe': 'Gr_e', 'if': 'f_if'}
+    >>> identifiers(["a b", "a.b", "A_B"])
+    {'a b': 'a_b_2', 'a.b': 'a_b_3', 'A_B': 'A_B'}
+    """
+    used = {each.lower() for each in taken}
+    chosen: dict[str, str] = {}
+    for name in names:  # first the names that can stay, so that no other takes them
+        if _is_identifier(name) and name.lower() not in used:
+            chosen[name] = name
+            used.add(name.lower())
+    for name in names:
+        if name in chosen:
+            continue
+        stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+        if not _is_identifier(stem) or stem == name:
+            stem = f"f_{stem}".rstrip("_")
+        candidate, number = stem, 2
+        while candidate.lower() in used:
+            candidate, number = f"{stem}_{number}", number + 1
+        chosen[name] = candidate
+        used.add(candidate.lower())
+    return {name: chosen[name] for name in names}
+
+
+def _is_identifier(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+
+
+def _fields(featurizer: Featurizer, schema: str, query_features: Collection[str]) -> list[VespaField]:
+    if not _is_identifier(schema):
+        raise ConfigError(
+            f"schema must be letters, digits and underscores and not start with a digit; got '{schema}' (--schema)"
+        )
+    unknown = [name for name in query_features if name not in featurizer.names]
+    if unknown:
+        raise ConfigError(f"query_features must be features of the model; '{unknown[0]}' is not (--query-feature)")
+    names = identifiers(featurizer.names, [*RESERVED, VALUE])
+    kinds = ["float"] * len(featurizer.numeric) + ["int"] * len(featurizer.categorical)
+    return [
+        VespaField(name, names[name], kind, name in query_features)
+        for name, kind in zip(featurizer.names, kinds, strict=True)
+    ]
+
+
+def _of_kind(fields: Sequence[VespaField], kind: str) -> list[VespaField]:
     return [field for field in fields if field.kind == kind]
 
 
-def schema_text(schema: str, fields: Sequence[Field]) -> str:
-    """A schema with an attribute for each feature of the document, and one for the value of a click."""
-    stored = [field for field in fields if not field.in_query]
-    blocks = [_field_text(field.name, field.kind, _note(field)) for field in stored]
-    blocks.append(_field_text("value", "float", "what a click is worth; 1 where it is left out"))
+def _describe_matrix(fields: Sequence[VespaField], kind: str, dtype: str) -> dict[str, Any]:
+    columns = [{"feature": field.feature, "name": field.name, "from": field.source} for field in _of_kind(fields, kind)]
+    return {"type": dtype, "shape": ["rows", len(columns)], "features": columns}
+
+
+# Files
+
+
+def _schema(schema: str, fields: Sequence[VespaField]) -> str:
+    """Write a schema with an attribute for each feature of the document, and one for the value of a click."""
+    blocks = []
+    for field in fields:
+        note = _one_line(field.feature) if field.feature != field.name else ""
+        if field.kind == "int":
+            note = f"{_one_line(field.feature)}: its code in vocabulary.json; 0 or absent if unknown"
+        if not field.in_query:
+            blocks.append(_attribute(field.name, field.kind, note))
+    blocks.append(_attribute(VALUE, "float", "value of a click; 1 if absent"))
     return f"schema {schema} {{\n\n    document {schema} {{\n\n" + "\n".join(blocks) + "\n    }\n}\n"
 
 
-def _note(field: Field) -> str:
-    if field.kind == "int":
-        return f"{_plain(field.feature)}: its number in vocabulary.json; 0, or left out, where it is not there"
-    return _plain(field.feature) if field.feature != field.name else ""
-
-
-def _plain(text: str) -> str:
-    """A name as a comment can hold it, which ends with the line."""
-    return " ".join(text.split())
-
-
-def _field_text(name: str, kind: str, note: str) -> str:
+def _attribute(name: str, kind: str, note: str) -> str:
     comment = f"        # {note}\n" if note else ""
     return f"{comment}        field {name} type {kind} {{\n            indexing: attribute | summary\n        }}\n"
 
 
-def profile_text(fields: Sequence[Field], outputs: Sequence[str], ranked_by: str, graph: str, name: str) -> str:
-    """The rank profile.
+def _one_line(text: str) -> str:
+    """Collapse white space: comments and table cells end with the line."""
+    return " ".join(text.split())
 
-    Args:
-        fields: of the features, in the order of the graph.
-        outputs: of the graph.
-        ranked_by: the output that the second phase ranks by.
-        graph: where the graph is in the application.
-        name: what the model is made of.
-    """
-    numbers, codes = fields_of(fields, "float"), fields_of(fields, "int")
-    asked = [field for field in fields if field.in_query]
+
+def _profile(fields: Sequence[VespaField], outputs: Sequence[str], ranked_by: str, name: str) -> str:
+    """Write the rank profile; the fields are in the order of the graph's columns."""
+    matrices = {NUMERIC: _of_kind(fields, "float"), CATEGORICAL: _of_kind(fields, "int")}
     tensors = {
-        **({"numeric": _matrix(numbers)} if numbers else {}),
-        **({"categorical": _matrix(codes)} if codes else {}),
-        "value": ["tensor<float>(d0[1]):[" + _or_else("value", 1) + "]"],
+        **{each: _matrix(columns) for each, columns in matrices.items() if columns},
+        VALUE: ["tensor<float>(d0[1]):[" + _attribute_or(VALUE, 1) + "]"],
     }
     model = [
-        f"file: {graph}",
+        f"file: {GRAPH}",
         *(f'input "{each}": urank_{each}' for each in tensors),
         *(f'output "{each}": {each}' for each in outputs),
     ]
+    query_inputs = [f"query({field.name}) double" for field in fields if field.in_query]
     parts = [
-        *([_block("inputs", [f"query({field.name}) double" for field in asked])] if asked else []),
+        *([_block("inputs", query_inputs)] if query_inputs else []),
         _block("onnx-model urank", model),
         *(_function(f"urank_{each}", lines) for each, lines in tensors.items()),
         _function("urank_score", [f"sum(onnx(urank).{ranked_by})"]),
@@ -174,19 +238,18 @@ def profile_text(fields: Sequence[Field], outputs: Sequence[str], ranked_by: str
         _block("second-phase", ["expression: urank_score"]),
         _block("match-features", ["urank_score", "urank_clicks"]),
     ]
-    head = f"# {_plain(name)}, exported by urank {version('urank')}\nrank-profile urank inherits default {{"
+    head = f"# {_one_line(name)}, exported by urank {version('urank')}\nrank-profile urank inherits default {{"
     return "\n\n".join([head, *parts]) + "\n}\n"
 
 
-def _matrix(fields: Sequence[Field]) -> list[str]:
-    """A tensor of one row, a line for each feature."""
+def _matrix(fields: Sequence[VespaField]) -> list[str]:
+    """Write a tensor of one row, one line for each feature."""
     cells = [f"    {field.expression}," for field in fields]
     return [f"tensor<float>(d0[1],d1[{len(fields)}]):[[", *cells[:-1], cells[-1].rstrip(","), "]]"]
 
 
-def _or_else(name: str, number: int) -> str:
-    """An attribute, or a number where a document leaves it out."""
-    return f"if(isNan(attribute({name})) == 1, {number}, attribute({name}))"
+def _attribute_or(name: str, default: int) -> str:
+    return f"if(isNan(attribute({name})) == 1, {default}, attribute({name}))"
 
 
 def _function(name: str, lines: Sequence[str]) -> str:
@@ -200,167 +263,52 @@ def _block(head: str, lines: Sequence[str]) -> str:
     return f"    {head} {{\n{body}\n    }}"
 
 
-def readme_text(content: Mapping[str, Any], fields: Sequence[Field]) -> str:
-    """What to do with the folder."""
-    schema = content["schema"]
-    rows = [
-        f"| {_cell(field.feature)} | `{field.name}` | {'query' if field.in_query else 'document'} | "
-        f"{'number of vocabulary.json' if field.kind == 'int' else 'number'} |"
-        for field in fields
+def _feed(schema: str, fields: Sequence[VespaField], featurizer: Featurizer) -> str:
+    """Write two documents: one with all fields, and one with none."""
+    example: dict[str, Any] = {each.name: round(float(inverse_signed_log(each.mean)), 3) for each in featurizer.numeric}
+    example |= {each.name: min(1, len(each.vocabulary)) for each in featurizer.categorical}
+    complete = {field.name: example[field.feature] for field in fields if not field.in_query} | {VALUE: 1.0}
+    lines = [
+        json.dumps({"put": f"id:{schema}:{schema}::{number}", "fields": each}, ensure_ascii=False, allow_nan=False)
+        for number, each in enumerate([complete, {}], 1)
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _readme(content: Mapping[str, Any], fields: Sequence[VespaField]) -> str:
+    rows = []
+    for field in fields:
+        feature = _one_line(field.feature).replace("|", "\\|")
+        kind = "code of vocabulary.json" if field.kind == "int" else "number"
+        rows.append(f"| {feature} | `{field.name}` | {field.source} | {kind} |")
     return _README.format(
         name=content["model"]["name"],
         urank=content["urank"],
         runtime=content["least_onnxruntime"],
-        schema=schema,
+        schema=content["schema"],
         positions=content["positions"],
-        ranked_by="its score" if content["ranked_by"] == "score" else "value · P(click at position 1)",
+        ranked_by="its score" if content["ranked_by"] == SCORE else "value · P(click at position 1)",
         rows="\n".join(rows),
     )
-
-
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|")
 
 
 _README = """\
 # {name}, for Vespa
 
-Exported by urank {urank}, for a Vespa with ONNX Runtime {runtime} or newer. Vespa itself was not run: the graph was
-checked in ONNX Runtime, the texts were written by Vespa's reference.
+Exported by urank {urank}, for a Vespa with ONNX Runtime {runtime} or newer. The graph was checked in ONNX Runtime; the
+schema and profile follow Vespa's reference, but were not run in Vespa.
 
 1. Copy `models/` and `schemas/{schema}/` into the application package, and the fields of `schemas/{schema}.sd` into
-   the document that is there (or the file, if there is none).
-2. Feed documents as in `feed.jsonl`: categories by their number in `vocabulary.json`, 0 for any other; a field that is
-   left out is missing.
-3. Query with `ranking.profile=urank`. The second phase ranks by {ranked_by}. Each hit brings the match
-   features `urank_score` and `urank_clicks`, P(click) at positions 1 to {positions}.
+   your document (or the whole file, if you have none).
+2. Feed documents as in `feed.jsonl`: categories by their code in `vocabulary.json`, 0 for any other; absent fields are
+   missing values.
+3. Query with `ranking.profile=urank`. The second phase ranks by {ranked_by}. Each hit has the match features
+   `urank_score` and `urank_clicks`, P(click) at positions 1 to {positions}.
 
-Features of the query are sent as `input.query(NAME)`; one that is not sent is 0, not missing.
+Send query features as `input.query(NAME)`; one that is not sent is 0, not missing.
 
-| feature | name in Vespa | comes with the | is a |
+| feature | name in Vespa | source | type |
 |---|---|---|---|
 {rows}
-| what a click is worth | `value` | document | number |
+| value of a click | `value` | document | number |
 """
-
-
-GRAPH = "models/urank.onnx"
-
-RESERVED = frozenset(
-    {"attribute", "body", "case", "context", "documentid", "else", "header", "hit", "host", "if", "index", "position"}
-    | {"reference", "relevancy", "sddocname", "summary", "switch", "tokenize"}
-)
-"""Names of fields that Vespa's schema reference keeps for itself."""
-
-
-def export_vespa(
-    model: RankingModel,
-    target: str | Path,
-    *,
-    schema: str = "item",
-    query_features: Collection[str] = (),
-    facts: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-) -> Export:
-    """Write a fragment of a Vespa application, whose graph is checked against the model before the folder appears.
-
-    Args:
-        model: what to write.
-        target: the folder.
-        schema: the name of the document type.
-        query_features: the features that come with the query; all others are attributes of the document.
-        facts: what to tell about the model.
-        overwrite: replace an earlier export.
-
-    Raises:
-        ConfigError: when the schema cannot be called so, or a feature of the query is not one of the model.
-        DataError: when the graph does not say what the model says; nothing is left behind.
-    """
-    featurizer = model.clicks.featurizer
-    fields = _fields(featurizer, schema, query_features)
-    graph = coded_graph(model)
-    ranked_by = CTR1 if model.scorer is None else SCORE
-    content = {
-        **describe("vespa", model, graph, facts),
-        "schema": schema,
-        "ranked_by": ranked_by,
-        "inputs": _inputs(fields, [value.name for value in graph.graph.input]),
-    }
-    outputs = [value.name for value in graph.graph.output]
-    vocabulary = {
-        field.name: {text: number for number, text in enumerate(feature.vocabulary, 1)}
-        for field, feature in zip(fields_of(fields, "int"), featurizer.categorical, strict=True)
-    }
-    texts = {
-        f"schemas/{schema}.sd": schema_text(schema, fields),
-        f"schemas/{schema}/urank.profile": profile_text(fields, outputs, ranked_by, GRAPH, model.name),
-        "feed.jsonl": _feed(schema, fields, featurizer),
-        "README.md": readme_text(content, fields),
-    }
-    with export_folder(target, "vespa", overwrite=overwrite) as working:
-        for name, text in texts.items():
-            (working / name).parent.mkdir(parents=True, exist_ok=True)
-            (working / name).write_text(text, encoding="utf-8")
-        (working / GRAPH).parent.mkdir()
-        (working / GRAPH).write_bytes(graph.SerializeToString())
-        difference = check_graph(working / GRAPH, model, coded_feed)
-        write_json(working / "inputs.json", content)
-        write_json(working / "vocabulary.json", vocabulary)
-        files = (GRAPH, *texts, "inputs.json", "vocabulary.json")
-        return Export("vespa", Path(target), files, content, difference)
-
-
-def coded_feed(featurizer: Featurizer, rows: pl.DataFrame) -> dict[str, NDArray[Any]]:
-    """What `coded_graph` takes; unknown and missing categories are 0, or a number that no vocabulary reaches."""
-    codes = featurizer.encode(rows).categorical
-    if not codes.shape[1]:
-        return numeric_feed(featurizer, rows)
-    beyond = np.where(np.arange(len(codes))[:, None] % 2 == 0, 0, np.array(featurizer.cardinalities))
-    return numeric_feed(featurizer, rows) | {"categorical": np.where(codes == 0, beyond, codes)}
-
-
-def _fields(featurizer: Featurizer, schema: str, query_features: Collection[str]) -> list[Field]:
-    if not is_identifier(schema):
-        raise ConfigError(
-            f"a schema is named by letters, digits and underscores, not starting with a digit; got '{schema}'"
-        )
-    unknown = [name for name in query_features if name not in featurizer.names]
-    if unknown:
-        raise ConfigError(f"a feature of the query must be one of the model; '{unknown[0]}' is not")
-    names = identifiers(featurizer.names, [*RESERVED, VALUE])
-    kinds = ["float"] * len(featurizer.numeric) + ["int"] * len(featurizer.categorical)
-    return [
-        Field(name, names[name], kind, name in query_features)
-        for name, kind in zip(featurizer.names, kinds, strict=True)
-    ]
-
-
-def _inputs(fields: Sequence[Field], names: Sequence[str]) -> dict[str, Any]:
-    """What each input of the graph holds, in the order of the graph."""
-
-    def told(kind: str, type_: str) -> dict[str, Any]:
-        columns = [
-            {"feature": field.feature, "name": field.name, "from": "query" if field.in_query else "document"}
-            for field in fields_of(fields, kind)
-        ]
-        return {"type": type_, "shape": ["rows", len(columns)], "features": columns}
-
-    all_inputs = {
-        "numeric": told("float", "float32"),
-        "categorical": told("int", "int64"),
-        VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0},
-    }
-    return {name: all_inputs[name] for name in names}
-
-
-def _feed(schema: str, fields: Sequence[Field], featurizer: Featurizer) -> str:
-    """Two documents: one with all there is, and one of which nothing is known."""
-    example: dict[str, Any] = {each.name: round(float(raw_number(each.mean)), 3) for each in featurizer.numeric}
-    example |= {each.name: min(1, len(each.vocabulary)) for each in featurizer.categorical}
-    known = {field.name: example[field.feature] for field in fields if not field.in_query}
-    lines = [
-        json.dumps({"put": f"id:{schema}:{schema}::{number}", "fields": each}, ensure_ascii=False, allow_nan=False)
-        for number, each in enumerate([known | {VALUE: 1.0}, {}], 1)
-    ]
-    return "\n".join(lines) + "\n"

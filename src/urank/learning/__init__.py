@@ -1,1 +1,1 @@
-"""Networks, batches, training and LightGBM data: what every learned model shares."""
+"""Shared parts of all learned models: features, networks, batches, the training loop, and LightGBM data."""

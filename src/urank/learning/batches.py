@@ -1,9 +1,10 @@
-"""Batches of whole lists, streamed from a prepared log: the next row group is read while the current one is used."""
+"""Batches of whole lists, streamed from a prepared log with the next row group prefetched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,29 +18,29 @@ from urank.learning.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset, RowGroup
 from urank.progress import prefetch
 
-__all__ = ["Batch", "Gain", "ListBatches", "MemoryStream", "Stream", "train_and_valid"]
+__all__ = ["Batch", "Gain", "ListArrays", "MemoryStream", "Stream", "train_and_valid"]
 
 HELD_OUT_ROWS = 500_000
-"""More impressions tell a better round from a worse one no more surely. Measured once in four million rows learned from
-(`round_rows`), these are an eighth of them, the share that valid has of train by default."""
+"""Impressions the held-out loss is measured on, at most: more hardly improve the comparison of rounds. At one
+measurement every four million training rows (`round_rows`), this is an eighth, the default share of valid to train."""
 
 BATCH_ROWS = 2**16
-"""Most rows of a batch, however long its lists are. Larger tensors than these are asked of the kernel and given back in
-every step, which takes longer than it takes to fill them, and memory would grow with the lists."""
+"""Rows of a batch, at most, however long its lists are: larger tensors are allocated from and returned to the kernel at
+every step, which takes longer than filling them, and memory would grow with the length of the lists."""
 
 
 @dataclass(frozen=True, eq=False)
-class ListBatches:
+class ListArrays:
     """The lists of a row group as arrays.
 
     Attributes:
-        inputs: what a model takes, a row for each item.
-        position: `[rows]`, 1-based, where each item was shown.
+        inputs: encoded features, a row for each item.
+        position: `[rows]`, 1-based logged positions.
         click: `[rows]`, 0 or 1.
-        value: `[rows]`, what a click is worth.
+        value: `[rows]`, values of clicks.
         offsets: `[lists + 1]`.
-        table: `[rows, K]`, P(click | item, k) by the click model that a ranker learns from; none for a click model.
-        gain: `[rows]`, what each item is worth by itself, such as its click over its propensity; none unless asked for.
+        table: `[rows, K]`, P(click | item, k) of the click model that a ranker learns from; None for a click model.
+        gain: `[rows]`, the gain of each item by itself, such as its click over its propensity; None unless requested.
     """
 
     inputs: Inputs
@@ -50,21 +51,43 @@ class ListBatches:
     table: NDArray[np.float32] | None = None
     gain: NDArray[np.float32] | None = None
 
-    def permuted(self, order: NDArray[np.int64]) -> ListBatches:
-        """The same lists in another order."""
+    def permuted(self, order: NDArray[np.int64]) -> ListArrays:
+        """Return the lists in another order."""
         lengths = np.diff(self.offsets)[order]
         offsets = np.append(0, np.cumsum(lengths))
         rows = np.repeat(self.offsets[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        table = self.table[rows] if self.table is not None else None
-        gain = self.gain[rows] if self.gain is not None else None
-        return ListBatches(
-            self.inputs[rows], self.position[rows], self.click[rows], self.value[rows], offsets, table, gain
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            position=self.position[rows],
+            click=self.click[rows],
+            value=self.value[rows],
+            offsets=offsets,
+            table=self.table[rows] if self.table is not None else None,
+            gain=self.gain[rows] if self.gain is not None else None,
         )
+
+    def batches(self, batch_lists: int, batch_rows: int) -> Iterator[Batch]:
+        """Slice the lists into batches that share their memory; long lists make batches of fewer lists."""
+        by_row = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inputs", "offsets")
+        }
+        by_row |= {"numeric": self.inputs.numeric, "categorical": self.inputs.categorical}
+        tensors = {name: torch.from_numpy(array) for name, array in by_row.items() if array is not None}
+        offsets, lists, last = torch.from_numpy(self.offsets), len(self.offsets) - 1, 0
+        while last < lists:
+            first = last
+            fits = int(np.searchsorted(self.offsets, self.offsets[first] + batch_rows, side="right")) - 1
+            last = min(first + batch_lists, max(fits, first + 1), lists)
+            rows = slice(int(self.offsets[first]), int(self.offsets[last]))
+            if rows.start < rows.stop:  # no item of a list may have been shown
+                own = {name: tensor[rows] for name, tensor in tensors.items()}
+                yield Batch(**own, offsets=offsets[first : last + 1] - offsets[first])
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some whole lists as tensors; fields as in `Lists`."""
+    """Whole lists as tensors; fields as in `ListArrays`."""
 
     numeric: Tensor
     categorical: Tensor
@@ -80,32 +103,32 @@ class Batch:
 
     @property
     def lists(self) -> int:
-        """How many lists."""
+        """Number of lists."""
         return len(self.offsets) - 1
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """Move the tensors to a device."""
         if device.type == "cpu":
             return self
-        held = (getattr(self, each.name) for each in fields(self))
-        return Batch(*(tensor.to(device, non_blocking=True) if tensor is not None else None for tensor in held))  # type: ignore[arg-type]
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Batch(**{name: each.to(device, non_blocking=True) for name, each in tensors.items() if each is not None})
 
 
 class Gain(Protocol):
-    """What each item of a block is worth by itself."""
+    """The gain of each item by itself."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of the items that it looks at."""
+        """The item columns it needs."""
         ...
 
     def __call__(self, block: Block) -> NDArray[np.float32]:
-        """`[rows]`."""
+        """Compute the gains `[rows]`."""
         ...
 
 
 class Stream:
-    """The lists of one split, a row group at a time; small splits are kept in memory after the first pass."""
+    """Stream the lists of one split by row group; small splits stay in memory after the first pass."""
 
     def __init__(
         self,
@@ -125,13 +148,13 @@ class Stream:
         Args:
             dataset: the prepared log.
             split: the name of the split.
-            featurizer: makes inputs of raw columns.
+            featurizer: encodes raw columns.
             batch_lists: lists in a batch.
-            cache_bytes: how large a split may be to be kept; by the memory of the dataset when left out.
-            table: gives P(click | item, k) `[rows, K]`.
-            gain: gives what each item is worth by itself.
-            shown: leave out the items beyond the last position, which nobody saw.
-            most_rows: take only the first row groups, as many as reach so many rows.
+            cache_bytes: largest size of a split that is kept in memory; by default from the dataset's memory budget.
+            table: computes P(click | item, k) `[rows, K]`.
+            gain: computes the gain of each item by itself.
+            shown: drop the items beyond the last position, which were not shown.
+            most_rows: read only as many of the first row groups as reach this many rows.
         """
         self.dataset = dataset
         self.split = split
@@ -151,10 +174,10 @@ class Stream:
         self._table = table
         self._gain = gain
         self._keep = self.rows * width <= cache_bytes
-        self._kept: dict[int, ListBatches] = {}
+        self._kept: dict[int, ListArrays] = {}
 
-    def lists(self, group: int) -> ListBatches:
-        """One row group."""
+    def lists(self, group: int) -> ListArrays:
+        """Read one row group."""
         if group in self._kept:
             return self._kept[group]
         has_value = self.dataset.has("value")
@@ -163,7 +186,7 @@ class Stream:
         block = self.dataset.read(self.groups[group], columns)
         block = block.shown(self.dataset.positions) if self._shown else block
         inputs = self.featurizer.encode(block.items)
-        lists = ListBatches(
+        lists = ListArrays(
             inputs=inputs,
             position=block.column("position").astype(np.int64),
             click=block.column("click").astype(np.float32),
@@ -177,23 +200,21 @@ class Stream:
         return lists
 
     def order(self, seed: int, epoch: int) -> list[int]:
-        """The order of the row groups in an epoch."""
+        """Draw the order of the row groups in an epoch."""
         return [int(group) for group in np.random.default_rng([seed, epoch]).permutation(len(self.groups))]
 
     def batches(
         self, groups: Sequence[int] | None = None, *, shuffle: tuple[int, int] | None = None
     ) -> Iterator[Batch]:
-        """Batches of about `batch_lists` lists; of a team, each worker has its share of the lists and of a batch.
+        """Read batches of about `batch_lists` lists; each worker reads its share of the lists, in smaller batches.
 
         Args:
-            groups: numbers of row groups; all of them, in order, when left out.
-            shuffle: seed and epoch that decide the order of the lists within a row group; as written when left out.
+            groups: numbers of row groups; by default all, in order.
+            shuffle: seed and epoch that determine the order of the lists within a row group; by default as written.
         """
 
-        mine = self._shares(range(len(self.groups)) if groups is None else groups)
-
-        def loaded() -> Iterator[ListBatches]:
-            for group, part in mine:
+        def loaded() -> Iterator[ListArrays]:
+            for group, part in self._shares(range(len(self.groups)) if groups is None else groups):
                 lists = self.lists(group)
                 order = np.arange(self.groups[group].lists)
                 if shuffle is not None:
@@ -201,11 +222,12 @@ class Stream:
                 whole = shuffle is None and len(part) == len(order)
                 yield lists if whole else lists.permuted(order[part.start : part.stop])
 
+        workers = distributed.size()
         for lists in prefetch(loaded()):
-            yield from self._cut(lists, -(-self.batch_lists // distributed.size()))
+            yield from lists.batches(-(-self.batch_lists // workers), -(-BATCH_ROWS // workers))
 
     def _shares(self, groups: Sequence[int]) -> list[tuple[int, range]]:
-        """The row groups that this worker reads, and which of their lists it takes: neighbours may share a group."""
+        """Return the row groups this worker reads, and its range of lists in each: neighbours may share a group."""
         bounds = np.append(0, np.cumsum([self.groups[group].lists for group in groups]))
         mine = distributed.share(int(bounds[-1]))
         shares = []
@@ -214,33 +236,6 @@ class Stream:
             if len(part):
                 shares.append((group, part))
         return shares
-
-    def _cut(self, lists: ListBatches, batch_lists: int) -> Iterator[Batch]:
-        """Slices of a row group; they share its memory. Long lists make batches of fewer."""
-        numeric, categorical = torch.from_numpy(lists.inputs.numeric), torch.from_numpy(lists.inputs.categorical)
-        position, click = torch.from_numpy(lists.position), torch.from_numpy(lists.click)
-        value, offsets = torch.from_numpy(lists.value), torch.from_numpy(lists.offsets)
-        table = torch.from_numpy(lists.table) if lists.table is not None else None
-        gain = torch.from_numpy(lists.gain) if lists.gain is not None else None
-        n_lists, most_rows = len(lists.offsets) - 1, -(-BATCH_ROWS // distributed.size())
-        last = 0
-        while last < n_lists:
-            first = last
-            fits = int(np.searchsorted(lists.offsets, lists.offsets[first] + most_rows, side="right")) - 1
-            last = min(first + batch_lists, max(fits, first + 1), n_lists)
-            rows = slice(int(lists.offsets[first]), int(lists.offsets[last]))
-            if rows.start == rows.stop:  # lists of which nothing was shown
-                continue
-            yield Batch(
-                numeric[rows],
-                categorical[rows],
-                position[rows],
-                click[rows],
-                value[rows],
-                offsets[first : last + 1] - offsets[first],
-                table[rows] if table is not None else None,
-                gain[rows] if gain is not None else None,
-            )
 
 
 def train_and_valid(
@@ -252,29 +247,19 @@ def train_and_valid(
     gain: Gain | None = None,
     shown: bool = False,
 ) -> tuple[Stream, Stream]:
-    """What a network learns from and what stops it; no step is taken on valid, so that its batches may be larger.
+    """Open the streams for training and early stopping; valid takes no gradient steps, so its batches are larger.
 
-    Of a large valid split the first row groups do: its queries are in the order of their hashes, so they are a sample.
+    Of a large valid split only the first row groups are read: queries are ordered by hash, so they are a sample.
     """
-    return (
-        Stream(dataset, "train", featurizer, batch_lists=batch_lists, table=table, gain=gain, shown=shown),
-        Stream(
-            dataset,
-            "valid",
-            featurizer,
-            batch_lists=8 * batch_lists,
-            table=table,
-            gain=gain,
-            shown=shown,
-            most_rows=HELD_OUT_ROWS,
-        ),
-    )
+    open_split = partial(Stream, dataset, featurizer=featurizer, table=table, gain=gain, shown=shown)
+    train = open_split("train", batch_lists=batch_lists)
+    return train, open_split("valid", batch_lists=8 * batch_lists, most_rows=HELD_OUT_ROWS)
 
 
 class MemoryStream(Stream):
-    """Lists that are in memory already, in place of those of a prepared log."""
+    """Stream lists that are already in memory."""
 
-    def __init__(self, lists: ListBatches, *, batch_lists: int = 256) -> None:
+    def __init__(self, lists: ListArrays, *, batch_lists: int = 256) -> None:
         self.batch_lists = batch_lists
         self.rows = len(lists.position)
         self.groups = [RowGroup(Path(), 0, len(lists.offsets) - 1)]

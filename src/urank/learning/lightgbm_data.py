@@ -1,8 +1,8 @@
-"""What all trees of urank share: how they grow, the rows that LightGBM reads, and a model as text.
+"""Shared parts of all tree models: growth settings, LightGBM datasets, and models as text.
 
-A row of LightGBM is `[numeric, categorical, extra]`. Numbers go in raw, LightGBM bins them itself and knows NaN as
-missing; categories go in as the numbers of the `Featurizer`. The extra is one more column of the log that the model
-looks at, such as the position or the value, or nothing.
+A LightGBM row is `[numeric, categorical, extra]`. Numbers are raw, since LightGBM bins them itself and treats NaN as
+missing; categories are the codes of the `Featurizer`. The extra is an optional further column of the log, such as the
+position or the value.
 """
 
 from __future__ import annotations
@@ -35,40 +35,41 @@ __all__ = [
 
 CHUNK_BYTES = 64 * 2**20
 IN_MEMORY_BYTES = 256 * 2**20
-"""Splits up to this size are given to LightGBM whole: row by row, choosing the bins takes longer than many trees."""
+"""Splits up to this size are passed to LightGBM whole: choosing the bins row by row takes longer than many trees."""
 
 ROW_BYTES = 80
-"""Besides its bins, an impression has a score (8 bytes), two derivatives, a label (4 each), copies of these on their
-way to LightGBM and back, and its place in a leaf."""
+"""Memory of an impression besides its bins: a score (8 bytes), two derivatives and a label (4 each), copies of these on
+their way to LightGBM and back, and its index in a leaf."""
 
-MAX_LEAVES = 512  # a tree may be as deep as it has leaves, and its JSON is read by recursion
+MAX_LEAVES = 512  # a tree can be as deep as it has leaves, and its JSON is read by recursion
 
 Floats = NDArray[np.float32]
 
 
 class GrowthConfig(BaseModel):
-    """What decides how trees grow."""
+    """Settings of tree growth."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     trees: int = Field(300, ge=1, le=100_000, description="trees at most; early stopping keeps fewer")
     learning_rate: float = Field(0.1, gt=0, le=1, description="weight of each tree")
     leaves: int = Field(31, ge=2, le=MAX_LEAVES, description="leaves of a tree at most")
-    min_data_in_leaf: int = Field(50, ge=1, description="impressions that a leaf must hold")
-    row_share: float = Field(1.0, gt=0, le=1, description="share of the impressions, drawn anew, that each tree sees")
+    min_data_in_leaf: int = Field(50, ge=1, description="impressions in a leaf at least")
+    row_share: float = Field(1.0, gt=0, le=1, description="share of the impressions sampled for each tree")
     feature_share: float = Field(0.8, gt=0, le=1, description="share of the features that each tree may split on")
-    l2: float = Field(0.0, ge=0, description="L2 regularisation of the values of the leaves")
+    l2: float = Field(0.0, ge=0, description="L2 regularisation of the leaf values")
     bins: int = Field(255, ge=2, le=65_535, description="bins of a numeric feature at most")
-    early_stopping: int = Field(20, ge=1, description="stop after so many trees without a better valid split")
-    threads: int = Field(0, ge=0, description="threads of LightGBM; 0 for as many as there are cores")
+    early_stopping: int = Field(
+        20, ge=1, description="stop after this many trees without improvement on the valid split"
+    )
+    threads: int = Field(0, ge=0, description="threads of LightGBM; 0 for the number of cores")
 
     def row_bytes(self, features: int, positions: int = 0) -> int:
-        """What growing takes of memory for an impression: its bins, scores and derivatives, and for a ranker what it
-        would earn at each position."""
+        """Estimate the bytes of an impression: bins, scores, derivatives, and for a ranker its gain by position."""
         return features * (1 if self.bins <= 255 else 2) + 4 * positions + ROW_BYTES
 
     def params(self, seed: int) -> dict[str, Any]:
-        """The same for LightGBM; the same seed gives the same trees."""
+        """Return the parameters of LightGBM; equal seeds give equal trees."""
         return {
             "learning_rate": self.learning_rate,
             "num_leaves": self.leaves,
@@ -88,12 +89,12 @@ class GrowthConfig(BaseModel):
 
 @dataclass(frozen=True)
 class TreeModel:
-    """Fitted trees; two with the same text are the same model.
+    """Fitted trees; models with equal text are equal.
 
     Attributes:
-        text: the trees in LightGBM's own text format.
-        n_numeric, n_categorical: how many features of each kind they take.
-        extra: the name of the column after the features, if there is one.
+        text: the trees in LightGBM's text format.
+        n_numeric, n_categorical: number of features of each kind.
+        extra: the name of the column after the features; None without one.
     """
 
     text: str
@@ -102,12 +103,12 @@ class TreeModel:
     extra: str | None
 
     def to_text(self) -> str:
-        """The model in LightGBM's own text format."""
+        """Return the model in LightGBM's text format."""
         return self.text
 
     @property
     def width(self) -> int:
-        """The number of columns."""
+        """Number of columns."""
         return self.n_numeric + self.n_categorical + (self.extra is not None)
 
     @cached_property
@@ -116,7 +117,7 @@ class TreeModel:
         return lightgbm.Booster(model_str=self.text)
 
     def predict(self, inputs: Inputs, extra: NDArray[Any] | None = None) -> Floats:
-        """The raw sum of the trees `[rows]`, a chunk of rows at a time; `extra` counts only if they take it."""
+        """Sum the trees `[rows]`, in chunks of rows; `extra` is ignored by trees without it."""
         sums = np.empty(len(inputs), dtype=np.float32)
         step = max(1, CHUNK_BYTES // (4 * self.width))
         for start in range(0, len(inputs), step):
@@ -126,12 +127,12 @@ class TreeModel:
         return sums
 
     def checked(self) -> Self:
-        """The model itself.
+        """Validate the text and return the model.
 
         Raises:
-            DataError: when the text is not that of a LightGBM model, or of one with other columns.
+            DataError: the text is not a LightGBM model, or one of other columns.
         """
-        if not self.text.startswith("tree\n"):  # LightGBM would also say so on standard error
+        if not self.text.startswith("tree\n"):  # LightGBM would also write to standard error
             raise DataError(f"the text must be a LightGBM model; it starts with {self.text[:20]!r}")
         try:
             width = self.booster.num_feature()
@@ -147,20 +148,20 @@ class TreeModel:
 
 
 def sample_for_trees(dataset: Dataset, row_bytes: int) -> Dataset:
-    """The log, or a sample of its train and valid queries when trees cannot hold all of them in its memory."""
+    """Sample the train and valid queries if all of them exceed the memory budget."""
     return sample_to_fit(dataset, ("train", "valid"), dataset.memory.held_bytes / row_bytes)
 
 
 def sample_sentence(dataset: Dataset, row_bytes: int) -> str | None:
-    """What to tell of trees that learn from a sample only; nothing when they learn from all."""
+    """Describe the sample that trees are trained on; None if they are trained on all impressions."""
     rows, all_rows = sample_for_trees(dataset, row_bytes).rows("train"), dataset.rows("train")
     if rows >= all_rows:
         return None
-    return f"trees learned from a sample, {rows:,} of {all_rows:,} impressions, which is what the memory has room for"
+    return f"trees learned from a sample, {rows:,} of {all_rows:,} impressions, as many as fit in memory"
 
 
 def matrix(inputs: Inputs, extra: NDArray[Any] | None = None) -> Floats:
-    """The rows of LightGBM: numeric, categorical, extra.
+    """Build LightGBM rows: numeric, categorical, extra.
 
     >>> inputs = Inputs(np.array([[0.5], [np.nan]], np.float32), np.array([[3], [0]]))
     >>> matrix(inputs, np.array([1, 2])).tolist()
@@ -180,19 +181,19 @@ def lightgbm_dataset(
     extra: str | None,
     reference: lightgbm.Dataset | None = None,
 ) -> lightgbm.Dataset:
-    """A split as LightGBM holds it, with the clicks as labels.
+    """Load a split into a LightGBM dataset, with the clicks as labels.
 
-    A large log is read twice, a row group at a time; only LightGBM's bins, a byte or two for each value, stay in
-    memory. Where even these are too many, `what_trees_hold` gives a sample.
+    A large log is read twice, by row group; only LightGBM's bins, a byte or two for each value, stay in memory. If even
+    these are too many, use `sample_for_trees`.
 
     Args:
         dataset: the prepared log.
         split: the name of the split.
         featurizer: fitted on the train split.
-        params: of LightGBM.
-        report: told of the rows read.
-        extra: the name of the column after the features, if there is one.
-        reference: the data whose bins are used again.
+        params: parameters of LightGBM.
+        report: progress callback.
+        extra: the name of the column after the features; None without one.
+        reference: the dataset whose bins are reused.
     """
     groups = dataset.groups(split)
     clicks = [dataset.read(group, ["click"]).column("click").astype(np.float32) for group in groups]
@@ -203,9 +204,11 @@ def lightgbm_dataset(
         read += rows
         report(f"reading {split}", read, total)
 
-    reader = _Reader(dataset, featurizer, extra)
+    reader = _RowGroupReader(dataset, featurizer, extra)
     first, n = len(featurizer.numeric), len(featurizer.categorical)
-    rows: list[_Rows] | Floats = [_Rows(reader, g, len(click), done) for g, click in zip(groups, clicks, strict=True)]
+    rows: list[_RowGroupSequence] | Floats = [
+        _RowGroupSequence(reader, group, len(click), done) for group, click in zip(groups, clicks, strict=True)
+    ]
     if 4 * total * (first + n + 1) <= IN_MEMORY_BYTES:
         rows = np.concatenate([each[:] for each in rows])
     data = lightgbm.Dataset(
@@ -218,8 +221,8 @@ def lightgbm_dataset(
     return data.construct()
 
 
-class _Reader:
-    """The rows of LightGBM of a split, a row group at a time; the one last read is kept."""
+class _RowGroupReader:
+    """Read row groups as LightGBM rows; the last one is cached."""
 
     def __init__(self, dataset: Dataset, featurizer: Featurizer, extra: str | None) -> None:
         self.dataset, self.featurizer, self.extra = dataset, featurizer, extra
@@ -227,7 +230,7 @@ class _Reader:
 
     def matrix(self, group: RowGroup) -> Floats:
         if self.last is None or self.last[0] is not group:
-            self.last = None  # so that there are never two
+            self.last = None  # never hold two
             columns = [*self.featurizer.names, *([] if self.extra is None else [self.extra])]
             block = self.dataset.read(group, columns)
             extra = None if self.extra is None else block.column(self.extra)
@@ -235,12 +238,12 @@ class _Reader:
         return self.last[1]
 
 
-class _Rows(lightgbm.Sequence):
-    """One row group as LightGBM reads it: single rows, in order, to choose the bins; then slices to fill them."""
+class _RowGroupSequence(lightgbm.Sequence):
+    """One row group as LightGBM reads it: single rows in order to choose the bins, then slices to fill them."""
 
     batch_size = 2**16
 
-    def __init__(self, reader: _Reader, group: RowGroup, rows: int, done: Callable[[int], None]) -> None:
+    def __init__(self, reader: _RowGroupReader, group: RowGroup, rows: int, done: Callable[[int], None]) -> None:
         self.reader, self.group, self.rows, self.done = reader, group, rows, done
 
     def __len__(self) -> int:
@@ -251,4 +254,4 @@ class _Rows(lightgbm.Sequence):
         if isinstance(index, slice):
             self.done(len(found))
             return found
-        return found.astype(np.float64)  # the only type that LightGBM takes a sample in
+        return found.astype(np.float64)  # the only dtype LightGBM samples in

@@ -1,4 +1,4 @@
-"""The parts that all networks are made of: the layer that takes raw features, and the backbones behind it."""
+"""Parts of all networks: the layer for raw features, and the backbones behind it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from torch.nn.functional import linear
 
 from urank.learning.features import Featurizer
 
-__all__ = ["Backbone", "DeepFM", "FeatureLayer", "build_backbone", "chunk_rows"]
+__all__ = ["Backbone", "DeepFM", "FeatureLayer", "Perceptron", "build_backbone", "chunk_rows", "hidden_layers"]
 
 Backbone = Literal["mlp", "deepfm"]
-
 
 CPU_ROWS, GPU_ROWS = 4_096, 65_536
 
 
 def chunk_rows(device: torch.device) -> int:
-    """How many rows a network is given at once when it only predicts.
+    """Return the number of rows to predict at once.
 
-    What its layers hold of them must fit the cache of a core, and must not be so large that it is asked of the kernel
-    anew for each layer: with 30 features, 4,096 rows at a time take 0.5 µs a row, 65,536 take 1.8.
+    On a CPU the activations must fit in the cache of a core, and be small enough not to be allocated from the kernel
+    for each layer: with 30 features, 4,096 rows at a time take 0.5 µs a row, 65,536 take 1.8.
     """
     return CPU_ROWS if device.type == "cpu" else GPU_ROWS
 
 
 def embedding_width(cardinality: int) -> int:
-    """How wide an embedding of so many categories is: growing slowly, from 2 to 32.
+    """Choose the width of an embedding, growing slowly with the cardinality from 2 to 32.
 
     >>> [embedding_width(n) for n in (2, 10, 1000, 10**6)]
     [2, 3, 11, 32]
@@ -38,10 +37,10 @@ def embedding_width(cardinality: int) -> int:
 
 
 class FeatureLayer(nn.Module):
-    """Raw features to what a network likes: z = (signed log of x − mean) / std, indicators of missing values.
+    """Standardise raw numbers, z = (signed log of x − mean) / std, and add missing-value indicators.
 
-    A missing number becomes 0, the mean, and where a feature was ever missing in training a further input says so.
-    Standardised values are cut to ±8, so that a number never seen in training cannot throw a network far off.
+    A missing number becomes 0, the mean; features that were ever missing in training get a further input that indicates
+    it. Standardised values are clipped to ±8, which bounds the effect of numbers far outside the training data.
     """
 
     mean: Tensor
@@ -67,7 +66,7 @@ class FeatureLayer(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Features and embeddings, side by side, through hidden layers; the last of them is what a head reads."""
+    """Concatenated features and embeddings, followed by hidden layers."""
 
     def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
@@ -89,8 +88,8 @@ class Perceptron(nn.Module):
 class DeepFM(nn.Module):
     """DeepFM (Guo et al. 2017): wide part, factorisation machine and hidden layers over the same fields.
 
-    Each field has an embedding v: a row of a table for a category, a vector times the scaled value for a number. The
-    head reads the hidden layers, ½((Σv)² − Σv²), one entry for each place of the embeddings, and the wide sum.
+    Each field has an embedding v: a table row for a category, a vector times the scaled value for a number. The output
+    is the last hidden layer, ½((Σv)² − Σv²) in every dimension of the embeddings, and the wide sum.
     """
 
     def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float, width: int = 8) -> None:
@@ -113,11 +112,11 @@ class DeepFM(nn.Module):
         return torch.cat([self.layers(fields.flatten(1)), pairwise(fields), wide], dim=1)
 
     def for_each_last(self, numeric: Tensor, categorical: Tensor) -> Tensor:
-        """`[rows, N, width]`: what `forward` gives with each of the N known categories of the last field in turn.
+        """Compute `forward` with each of the N known categories of the last field in turn, `[rows, N, width]`.
 
-        `categorical` has no column for that field. All that does not depend on it is computed once: a category with
-        embedding u adds its columns of the first hidden layer, of which there must be one, u ∘ Σv to the pairs, and
-        its weight to the wide sum.
+        `categorical` has no column for that field. Everything independent of it is computed once: a category with
+        embedding u adds its columns of the first hidden layer (at least one is required), u ∘ Σv to the pairs, and its
+        weight to the wide sum.
         """
         fields, wide = self._fields(numeric, categorical)
         (last,), (last_wide,) = self.embeddings[-1].parameters(), self.wide_categories[-1].parameters()
@@ -128,7 +127,7 @@ class DeepFM(nn.Module):
         return torch.cat([self.layers[1:](first), pairs, wide[:, None] + last_wide[1:]], dim=2)
 
     def _fields(self, numeric: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings v `[rows, fields, width]` and the wide sum `[rows, 1]`, of the columns that are there."""
+        """Compute the embeddings v `[rows, fields, width]` and the wide sum `[rows, 1]` of the columns passed."""
         scaled = self.features(numeric)
         fields = scaled[:, :, None] * self.directions
         wide = scaled @ self.wide
@@ -139,7 +138,7 @@ class DeepFM(nn.Module):
 
 
 def pairwise(fields: Tensor) -> Tensor:
-    """Σ v ∘ w over all pairs of fields `[rows, width]`, from `[rows, fields, width]`, as ½((Σv)² − Σv²).
+    """Compute Σ v ∘ w over all pairs of fields `[rows, width]`, from `[rows, fields, width]`, as ½((Σv)² − Σv²).
 
     >>> pairwise(torch.tensor([[[2.0], [3.0], [5.0]]])).item() == 2 * 3 + 2 * 5 + 3 * 5
     True
@@ -148,7 +147,7 @@ def pairwise(fields: Tensor) -> Tensor:
 
 
 def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """Linear layers with ReLU and dropout between them."""
+    """Build linear layers, each followed by ReLU and dropout."""
     layers: list[nn.Module] = []
     for size in hidden:
         layers += [nn.Linear(width, size), nn.ReLU(), nn.Dropout(dropout)]
@@ -159,5 +158,5 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Seque
 def build_backbone(
     kind: Backbone, featurizer: Featurizer, hidden: Sequence[int], dropout: float
 ) -> Perceptron | DeepFM:
-    """A backbone: `forward(numeric[rows, F], categorical[rows, C]) -> [rows, width]`."""
+    """Build a backbone, `forward(numeric[rows, F], categorical[rows, C]) -> [rows, width]`."""
     return (DeepFM if kind == "deepfm" else Perceptron)(featurizer, hidden, dropout)

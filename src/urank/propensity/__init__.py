@@ -1,1 +1,1 @@
-"""How likely an item is looked at, by position: estimates of examination, by which clicks can be weighed."""
+"""Examination propensities: how likely an item is examined at each position, for weighting clicks."""

@@ -2,8 +2,8 @@
 
     P(click | q, i, k) = h(k, x) · r(q, i)
 
-Harvested clicks, kept for each query and item, teach two small networks: examination h(k, x), and g(k, k', x), the mean
-relevance of the items that were shown at both k and k'. Both are known up to a factor, which h(k, x) / h(1, x) is not.
+Two small networks are trained on harvested clicks by query and item: examination h(k, x), and g(k, k', x), the mean
+relevance of the items shown at both k and k'. Both are identified up to a factor, which cancels in h(k, x) / h(1, x).
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from torch.nn.functional import logsigmoid
 
 from urank.clicks.families import log1m_exp
 from urank.config import Settings
-from urank.learning.batches import Batch, ListBatches, MemoryStream
+from urank.learning.batches import Batch, ListArrays, MemoryStream
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.learning.networks import Perceptron, hidden_layers
 from urank.learning.training import TrainingConfig, mean_loss, seeded, train
 from urank.log.dataset import Block, Dataset
 from urank.progress import Report, silent
-from urank.propensity.harvest import Pairs, check_joined, harvested, pair_numbers, weighted_clicks
+from urank.propensity.harvest import QueryItems, check_connected, count_query_items, pair_numbers, weighted_clicks
 
 __all__ = ["ContextNetwork", "Contextual", "CpbmConfig", "build_contextual", "fit_cpbm", "list_means", "pairs_loss"]
 
 
 class CpbmConfig(Settings):
-    """All that decides a contextual model."""
+    """Settings of a contextual model."""
 
     context: Literal["query", "item"] = Field(
-        "query", description="x: the mean of the features over the list, as in the paper, or the item's own features"
+        "query", description="x: the mean of the features over the list, as in the paper, or the item's features"
     )
     hidden: tuple[int, ...] = Field((32,), min_length=1, description="sizes of the hidden layers of both networks")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of hidden units left out at each step")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of hidden units dropped at each step")
     training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, weight_decay=1e-2)
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
 
 def list_means(values: Tensor, offsets: Tensor) -> Tensor:
-    """The mean `[rows, F]` of its list, for each row of `values` `[rows, F]`.
+    """Compute the mean over its list `[rows, F]` for each row of `values` `[rows, F]`.
 
     >>> list_means(torch.tensor([[0.0], [1.0], [0.25]]), torch.tensor([0, 2, 3])).ravel().tolist()
     [0.5, 0.5, 0.25]
@@ -57,26 +57,26 @@ def list_means(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def pairs_loss(log_examination: Tensor, log_relevance: Tensor, rates: Tensor, pair: Tensor) -> Tensor:
-    """The negative log likelihood of the harvested click rates, the mean over rows (Fang et al. 2019, Section 4.2).
+    """Compute the mean negative log likelihood of the harvested click rates (Fang et al. 2019, Section 4.2).
 
         − Σ_{k≠k', both shown} [c_k log(h_k g_kk') + (1 − c_k) log(1 − h_k g_kk')]      of each query and item
 
     Args:
         log_examination: log h `[rows, K]`.
-        log_relevance: log g `[rows, K(K − 1)/2]`, numbered as `pair_numbers` does.
+        log_relevance: log g `[rows, K(K − 1)/2]`, in the order of `pair_numbers`.
         rates: c `[rows, K]`, clicks over shows; NaN where the item was not shown.
-        pair: `[K, K]`, what `pair_numbers` gave.
+        pair: `[K, K]`, the result of `pair_numbers`.
     """
     shown = ~torch.isnan(rates)
     both = shown[:, :, None] & shown[:, None, :] & ~torch.eye(shown.shape[1], dtype=torch.bool, device=rates.device)
-    row, k, other = torch.nonzero(both, as_tuple=True)  # of all K² pairs an item has been seen at few
+    row, k, other = torch.nonzero(both, as_tuple=True)  # an item was shown at few of the K² pairs
     log_rate = log_examination[row, k] + log_relevance[row, pair[k, other]]
     rate = rates[row, k]
     return -(rate * log_rate + (1 - rate) * log1m_exp(log_rate)).sum() / max(len(rates), 1)
 
 
 class ContextNetwork(nn.Module):
-    """log h(k, x) and log g(k, k', x): two networks that see the same context."""
+    """Networks of log h(k, x) and log g(k, k', x) on the same context."""
 
     pair: Tensor
 
@@ -91,7 +91,7 @@ class ContextNetwork(nn.Module):
         self.register_buffer("pair", torch.from_numpy(pair_numbers(positions)), persistent=False)
 
     def context(self, numeric: Tensor, categorical: Tensor, offsets: Tensor) -> Tensor:
-        """x `[rows, width]`."""
+        """Compute x `[rows, width]`."""
         fields: Tensor = self.fields(numeric, categorical)
         return list_means(fields, offsets) if self.by_query else fields
 
@@ -100,7 +100,7 @@ class ContextNetwork(nn.Module):
         return logsigmoid(self.examination(x)), logsigmoid(self.relevance(x))
 
     def log_examination(self, numeric: Tensor, categorical: Tensor, offsets: Tensor) -> Tensor:
-        """log h(k, x) − log h(1, x) `[rows, K]`."""
+        """Compute log h(k, x) − log h(1, x) `[rows, K]`."""
         log_h = logsigmoid(self.examination(self.context(numeric, categorical, offsets)))
         return log_h - log_h[:, :1]
 
@@ -110,10 +110,10 @@ class Contextual:
     """A curve for every context.
 
     Attributes:
-        featurizer: turns raw columns into inputs.
+        featurizer: encodes raw columns.
         positions: K.
-        config: how it was made.
-        network: what was learned.
+        config: settings.
+        network: the trained network.
     """
 
     featurizer: Featurizer
@@ -127,7 +127,7 @@ class Contextual:
         return self.featurizer.names
 
     def examination(self, block: Block) -> NDArray[np.float64]:
-        """h(k, x) / h(1, x) `[rows, K]`, where the context of a query is the mean over the items of the list."""
+        """Estimate h(k, x) / h(1, x) `[rows, K]`; the context of a query is the mean over the items of the list."""
         self.network.eval()
         inputs = self.featurizer.encode(block.items)
         device = next(self.network.parameters()).device
@@ -138,7 +138,7 @@ class Contextual:
 
 
 def build_contextual(featurizer: Featurizer, positions: int, config: CpbmConfig) -> Contextual:
-    """A contextual model with fresh weights from the seed."""
+    """Build a contextual model with fresh weights from the seed."""
     with seeded(config.seed):
         network = ContextNetwork(featurizer, positions, config)
     return Contextual(featurizer, positions, config, network)
@@ -147,26 +147,26 @@ def build_contextual(featurizer: Featurizer, positions: int, config: CpbmConfig)
 def fit_cpbm(
     dataset: Dataset, config: CpbmConfig | None = None, *, checkpoint: Path | None = None, report: Report = silent
 ) -> Contextual:
-    """Learn examination by context from the items that the lists of a query showed at different positions.
+    """Learn examination by context from items that the lists of a query showed at different positions.
 
     In training the context of a query is the mean over all items that its lists showed, each once.
 
     Args:
-        dataset: a prepared log that names its items; train teaches, valid stops, test is not looked at.
-        config: what to train.
-        checkpoint: a file that holds the state after each round; if it is there, the run goes on from it.
-        report: told how far it is.
+        dataset: a prepared log with item_id; train is fitted, valid is for early stopping, test is not used.
+        config: settings.
+        checkpoint: file with the state after each round; if it exists, the run resumes from it.
+        report: progress callback.
 
     Raises:
-        DataError: when a position is not joined to position 1 by any items.
+        DataError: a position is not connected to position 1 by any items.
     """
     config = config if config is not None else CpbmConfig()
     featurizer = fit_featurizer(dataset)
     pairs = {}
     for number, split in enumerate(("train", "valid"), start=1):
-        pairs[split] = harvested(dataset, split, featurizer)
+        pairs[split] = count_query_items(dataset, split, featurizer)
         report("harvesting", number, 2)
-    check_joined(weighted_clicks(pairs["train"])[0], f"the train split of {dataset.folder}")
+    check_connected(weighted_clicks(pairs["train"])[0], f"the train split of {dataset.folder}")
     model = build_contextual(featurizer, dataset.positions, config)
     lists = config.training.batch_lists
     held_out = MemoryStream(_lists(pairs["valid"]), batch_lists=8 * lists)
@@ -184,17 +184,17 @@ def fit_cpbm(
     return model
 
 
-def _lists(pairs: Pairs) -> ListBatches:
-    """A list for each query and a row for each of its items; the click rates are the table."""
-    assert pairs.inputs is not None  # noqa: S101 - they were asked for
+def _lists(pairs: QueryItems) -> ListArrays:
+    """Convert to a list for each query and a row for each of its items, with the click rates as the table."""
+    assert pairs.inputs is not None  # noqa: S101 - they were requested
     rows = len(pairs.shows)
-    nothing = np.zeros(rows, dtype=np.float32)
+    zeros = np.zeros(rows, dtype=np.float32)
     rates = pairs.rates.astype(np.float32)
-    return ListBatches(pairs.inputs, np.ones(rows, dtype=np.int64), nothing, nothing, pairs.offsets, table=rates)
+    return ListArrays(pairs.inputs, np.ones(rows, dtype=np.int64), zeros, zeros, pairs.offsets, table=rates)
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:
-    assert isinstance(network, ContextNetwork)  # noqa: S101 - this loop trains these only
-    assert batch.table is not None  # noqa: S101 - as `_lists` made it
+    assert isinstance(network, ContextNetwork)  # noqa: S101 - for mypy
+    assert batch.table is not None  # noqa: S101 - set by `_lists`
     log_h, log_g = network(batch.numeric, batch.categorical, batch.offsets)
     return pairs_loss(log_h, log_g, batch.table, network.pair)

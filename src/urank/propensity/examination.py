@@ -1,8 +1,8 @@
-"""Examination as the rest of urank sees it: lists in, the chance that each item is looked at by position out.
+"""The contract of propensity estimates: lists in, the examination of each item at each position out.
 
-Under the position-based model a click takes two things, examination and relevance, P(c) = p(k, ·) · r(i). Clicks tell p
-up to a factor only, so all estimates are relative to position 1, where they are 1. A click at position k then stands
-for 1 / p(k, ·) clicks at the top (Joachims, Swaminathan and Schnabel 2017).
+Under the position-based model a click needs examination and relevance, P(c) = p(k, ·) · r(i). Clicks identify p only up
+to a factor, so all estimates are relative to position 1, where they are 1. A click at position k then counts as
+1 / p(k, ·) clicks at the top (Joachims, Swaminathan and Schnabel 2017).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from urank.errors import DataError
 from urank.log.dataset import Block, Dataset, drop_unseen
 from urank.log.ragged import at_positions
 
-__all__ = ["ExaminationCurve", "Known", "Propensity", "inverse_propensity", "spread"]
+__all__ = ["CLIP", "ExaminationCurve", "Known", "Propensity", "examination_quantiles", "inverse_propensity"]
 
 CLIP = 100.0
-"""The most that one click counts, unless told otherwise: an examination below 1 % counts as 1 %."""
-
+"""Default largest weight of a click: an examination below 1 % counts as 1 %."""
 
 MOST_ROWS = 200_000
 
@@ -32,16 +31,16 @@ class Propensity(Protocol):
 
     @property
     def name(self) -> str:
-        """How it came about, such as `randomised`."""
+        """The method of estimation, such as `randomised`."""
         ...
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of the items that it looks at."""
+        """The item columns it needs."""
         ...
 
     def examination(self, block: Block) -> NDArray[np.float64]:
-        """p(k, ·) / p(1, ·) of every item at every position, `[rows, K]`."""
+        """Estimate p(k, ·) / p(1, ·) of every item at every position, `[rows, K]`."""
         ...
 
 
@@ -50,9 +49,9 @@ class ExaminationCurve:
     """One curve for all items.
 
     Attributes:
-        name: how it was estimated.
+        name: the method of estimation.
         values: p(k) / p(1) for k = 1 … K.
-        errors: their standard errors, where the method tells them.
+        errors: their standard errors; None if the method has none.
     """
 
     name: str
@@ -66,10 +65,10 @@ class ExaminationCurve:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The truth of a simulation: examination is what the true click table falls by.
+    """The known examination of a simulation: the true click table relative to its first column.
 
     Attributes:
-        table: gives the true P(click | item, k) `[rows, K]`, as `urank.lab.truth.true_table` does.
+        table: computes the true P(click | item, k) `[rows, K]`, as `urank.lab.truth.true_table` does.
     """
 
     table: Callable[[Block], NDArray[np.float64]]
@@ -78,41 +77,41 @@ class Known:
 
     def examination(self, block: Block) -> NDArray[np.float64]:
         table = self.table(block)
-        relative = np.ones_like(table)  # an item that nobody would ever click tells nothing, and is never weighed
+        relative = np.ones_like(table)  # an item that is never clicked has no clicks to weight
         return np.divide(table, table[:, :1], out=relative, where=table[:, :1] > 0)
 
 
 def inverse_propensity(
     propensity: Propensity, block: Block, *, clip: float = CLIP, positions: int | None = None
 ) -> NDArray[np.float64]:
-    """What a click on each item counts, `[rows]`: 1 / p(k, ·) at its logged position, at most `clip`.
+    """Compute the weight of a click on each item, `[rows]`: 1 / p(k, ·) at its logged position, at most `clip`.
 
     Args:
         propensity: the estimate.
         block: lists with the column `position`, from 1 to K.
-        clip: the most that one click counts. A lower one trades less variance for more bias.
-        positions: items further down were not shown: they are not looked at, and count 0. All were when left out.
+        clip: the largest weight. A lower one trades bias for less variance.
+        positions: items below this position were not shown and get weight 0; None if all were shown.
     """
-    if positions is not None and (seen := block.column("position") <= positions).sum() < block.items.num_rows:
+    if positions is not None and (shown := block.column("position") <= positions).sum() < block.items.num_rows:
         weight = np.zeros(block.items.num_rows)
-        weight[seen] = inverse_propensity(propensity, block.shown(positions), clip=clip)
+        weight[shown] = inverse_propensity(propensity, block.shown(positions), clip=clip)
         return weight
     position, examination = block.column("position").astype(np.int64), propensity.examination(block)
     if position.max(initial=0) > examination.shape[1]:
         raise DataError(
-            f"the propensity '{propensity.name}' must know all positions of the log, up to {position.max()}; "
-            f"it knows {examination.shape[1]}"
+            f"the propensity '{propensity.name}' must cover all positions of the log, up to {position.max()}; "
+            f"it covers {examination.shape[1]}; estimate it on a log with as many positions"
         )
     examined = at_positions(examination, position)
     return np.asarray(np.minimum(1 / np.maximum(examined, 1e-12), clip))
 
 
-def spread(
+def examination_quantiles(
     propensity: Propensity, dataset: Dataset, split: str, *, levels: Sequence[float]
 ) -> tuple[NDArray[np.float64], ...]:
-    """The mean examination `[K]` over the items shown in a split, and its quantiles `[K]` at each of the levels.
+    """Compute the mean examination `[K]` over the items shown in a split, and its quantiles `[K]` at each level.
 
-    Blocks of lists are looked at until there are 200,000 items.
+    At most about 200,000 items are read.
     """
     columns = list(propensity.columns) or ["position"]
     tables: list[NDArray[np.float64]] = []

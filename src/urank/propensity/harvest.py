@@ -1,7 +1,7 @@
 """Intervention harvesting with all pairs of positions (Agarwal et al. 2019): one curve, without randomisation.
 
 An item that some lists showed at k and others at k' has the same relevance at both, so its clicks compare the two
-positions. That takes lists of the same query that differ by the ranker that made them, not by the user who asked.
+positions. This needs lists of the same query that differ because of the ranker, not because of the user.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from urank.log.ragged import list_ids, offsets_of_runs
 from urank.propensity.examination import ExaminationCurve
 
 __all__ = [
-    "Pairs",
-    "check_joined",
+    "QueryItems",
+    "check_connected",
+    "count_query_items",
     "fit_harvest",
     "harvest_curve",
     "harvest_loss",
-    "harvested",
     "pair_numbers",
     "weighted_clicks",
 ]
@@ -37,15 +37,15 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """A row for each pair of a query and one of its items.
+class QueryItems:
+    """Shows and clicks of every query and item, a row for each pair of them.
 
     Attributes:
-        shows: `[pairs, K]`, w(q, i, k): how often the item was shown at each position. It is Σ_l n_l 1[f_l puts i at k]
-            counted in the log, so that loggers need no names.
+        shows: `[pairs, K]`, w(q, i, k), the shows of the item at each position: Σ_l n_l 1[f_l puts i at k] counted in
+            the log, so the rankers f_l need no names.
         clicks: `[pairs, K]`.
         offsets: `[queries + 1]`, where each query starts.
-        inputs: the features of the pairs at their first showing; none unless asked for.
+        inputs: the features of the pairs when first shown; None unless requested.
     """
 
     shows: NDArray[np.int64]
@@ -55,22 +55,22 @@ class Pairs:
 
     @property
     def rates(self) -> Floats:
-        """Clicks over shows `[pairs, K]`; NaN where an item was not shown."""
+        """Click rates `[pairs, K]`; NaN where an item was not shown."""
         rates = np.full(self.shows.shape, np.nan)
         np.divide(self.clicks, self.shows, out=rates, where=self.shows > 0)
         return rates
 
 
-def harvested(dataset: Dataset, split: str, featurizer: Featurizer | None = None) -> Pairs:
+def count_query_items(dataset: Dataset, split: str, featurizer: Featurizer | None = None) -> QueryItems:
     """Count the shows and clicks of every query and item, in memory.
 
     Args:
-        dataset: a prepared log that names its items.
-        split: the part of it that is looked at.
-        featurizer: to keep the features of the pairs too.
+        dataset: a prepared log with item_id.
+        split: the split to use.
+        featurizer: encodes the features of the pairs, if they are needed.
     """
     if not dataset.has("item_id"):
-        raise DataError(f"{dataset.folder} must name its items (item_id), so that one is known at two positions")
+        raise DataError(f"{dataset.folder} must have item_id, to recognise an item at two positions")
     columns = ["item_id", "position", "click", *(featurizer.names if featurizer is not None else [])]
     counted, firsts, parts = [], [], []
     pairs_before = 0
@@ -83,7 +83,7 @@ def harvested(dataset: Dataset, split: str, featurizer: Featurizer | None = None
             parts.append(featurizer.encode(block.items)[first["row"].to_numpy()])
     if not counted:
         raise DataError(f"the {split} split of {dataset.folder} must have impressions; it has none")
-    # A query may go on in the next block: what was counted apart is counted together.
+    # A query may continue in the next block.
     cells = pl.concat(counted).group_by("query", "item", "position").agg(pl.col("shows", "clicks").sum())
     pairs = pl.concat(firsts).group_by("query", "item").agg(pl.col("place").min()).sort("query", "place")
     cells = cells.join(pairs.with_row_index("pair"), on=["query", "item"], how="left")
@@ -95,11 +95,11 @@ def harvested(dataset: Dataset, split: str, featurizer: Featurizer | None = None
     if featurizer is not None:
         inputs = Inputs(np.concatenate([p.numeric for p in parts]), np.concatenate([p.categorical for p in parts]))
         inputs = inputs[pairs["place"].to_numpy()]
-    return Pairs(shows, clicks, offsets_of_runs(pairs["query"].to_numpy()), inputs)
+    return QueryItems(shows, clicks, offsets_of_runs(pairs["query"].to_numpy()), inputs)
 
 
 def _count(block: Block) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Shows and clicks by query, item and position, and the row at which each query and item is first seen."""
+    """Count shows and clicks by query, item and position; find the first row of each query and item."""
     frame = pl.DataFrame(
         {
             "query": block.query_hash[list_ids(block.offsets)],
@@ -113,15 +113,15 @@ def _count(block: Block) -> tuple[pl.DataFrame, pl.DataFrame]:
     return cells, first
 
 
-def weighted_clicks(pairs: Pairs) -> tuple[Floats, Floats]:
-    """ĉ and ¬ĉ `[K, K]` of the interventional sets (Agarwal et al. 2019, Section 4).
+def weighted_clicks(pairs: QueryItems) -> tuple[Floats, Floats]:
+    """Compute ĉ and ¬ĉ `[K, K]` of the interventional sets (Agarwal et al. 2019, Section 4).
 
         ĉ[k, k'] = Σ_{(q,i) in S_kk'} clicks(q, i, k) / w(q, i, k),      S_kk': pairs shown at k and at k'
 
-    and ¬ĉ likewise with the showings that were not clicked. The diagonal is 0: a position tells nothing of itself.
+    and ¬ĉ likewise with the shows that were not clicked. The diagonal is 0: a position is not compared with itself.
 
     >>> shows, clicks = np.array([[2, 4, 0], [1, 0, 0]]), np.array([[1, 1, 0], [1, 0, 0]])
-    >>> weighted_clicks(Pairs(shows, clicks, np.array([0, 2])))[0].tolist()  # the first pair alone: 1/2 at 1, 1/4 at 2
+    >>> weighted_clicks(QueryItems(shows, clicks, np.array([0, 2])))[0].tolist()  # the first pair: 1/2 at 1, 1/4 at 2
     [[0.0, 0.5, 0.0], [0.25, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
     seen = (pairs.shows > 0).astype(np.float64)
@@ -131,26 +131,23 @@ def weighted_clicks(pairs: Pairs) -> tuple[Floats, Floats]:
     return clicked * off_diagonal, (total - clicked) * off_diagonal
 
 
-def check_joined(clicked: Floats, source: str) -> None:
-    """Refuse ĉ `[K, K]` in which items clicked at one of two positions do not join every position to position 1.
+def check_connected(clicked: Floats, source: str) -> None:
+    """Check that ĉ `[K, K]` connects every position to position 1.
 
     Raises:
-        DataError: naming the positions about which nothing can be said.
+        DataError: with the positions that are not identified.
     """
     _, component = connected_components(clicked + clicked.T > 0, directed=False)
     lost = [int(k) + 1 for k in np.flatnonzero(component != component[0])]
     if lost:
         raise DataError(
-            "every position must be joined to position 1 by clicked items shown at both, or at others between "
-            f"them; in {source} positions {ranges(lost)} are not"
+            "every position must be connected to position 1 by clicked items shown at both, directly or through "
+            f"other positions; in {source} positions {ranges(lost)} are not"
         )
 
 
-Floats_harvest = NDArray[np.float64]
-
-
 def pair_numbers(K: int) -> NDArray[np.int64]:
-    """A number for each unordered pair of positions `[K, K]`, the same for (k, k') and (k', k); the diagonal is 0.
+    """Number the unordered pairs of positions, `[K, K]`: equal for (k, k') and (k', k), 0 on the diagonal.
 
     >>> pair_numbers(3).tolist()
     [[0, 0, 1], [0, 0, 2], [1, 2, 0]]
@@ -161,15 +158,13 @@ def pair_numbers(K: int) -> NDArray[np.int64]:
     return numbers + numbers.T
 
 
-def harvest_loss(
-    parameters: Floats_harvest, clicked: Floats_harvest, not_clicked: Floats_harvest
-) -> tuple[float, Floats_harvest]:
-    """The negative log likelihood, by weight of one showing, and its gradient (Agarwal et al. 2019, Eq. 9).
+def harvest_loss(parameters: Floats, clicked: Floats, not_clicked: Floats) -> tuple[float, Floats]:
+    """Compute the negative log likelihood per weighted show and its gradient (Agarwal et al. 2019, Eq. 9).
 
         − Σ_{k≠k'} [ĉ[k, k'] log(p_k r_kk') + ¬ĉ[k, k'] log(1 − p_k r_kk')] / Σ (ĉ + ¬ĉ)
 
     Args:
-        parameters: `[K + K(K − 1)/2]`, the logits of p_k, then those of r_kk', numbered as `pair_numbers` does.
+        parameters: `[K + K(K − 1)/2]`, the logits of p_k, then those of r_kk' in the order of `pair_numbers`.
         clicked: ĉ `[K, K]`, 0 on the diagonal.
         not_clicked: ¬ĉ `[K, K]`, likewise.
     """
@@ -190,8 +185,8 @@ def harvest_loss(
     return float(loss), gradient
 
 
-def harvest_curve(clicked: NDArray[np.float64], not_clicked: NDArray[np.float64]) -> Floats_harvest:
-    """p(k) / p(1) `[K]` that makes the weighted clicks most likely.
+def harvest_curve(clicked: NDArray[np.float64], not_clicked: NDArray[np.float64]) -> Floats:
+    """Estimate p(k) / p(1) `[K]` by maximum likelihood of the weighted clicks.
 
     Args:
         clicked: ĉ `[K, K]`, 0 on the diagonal.
@@ -222,15 +217,15 @@ def harvest_curve(clicked: NDArray[np.float64], not_clicked: NDArray[np.float64]
 
 
 def fit_harvest(dataset: Dataset, split: str = "train") -> ExaminationCurve:
-    """One curve from the items that the lists of a query showed at different positions.
+    """Estimate one curve from items that the lists of a query showed at different positions.
 
     Args:
-        dataset: a prepared log that names its items and shows queries more than once.
-        split: the part of it that is looked at.
+        dataset: a prepared log with item_id, in which queries occur more than once.
+        split: the split to use.
 
     Raises:
-        DataError: when a position is not joined to position 1 by any items.
+        DataError: a position is not connected to position 1 by any items.
     """
-    clicked, not_clicked = weighted_clicks(harvested(dataset, split))
-    check_joined(clicked, f"the {split} split of {dataset.folder}")
+    clicked, not_clicked = weighted_clicks(count_query_items(dataset, split))
+    check_connected(clicked, f"the {split} split of {dataset.folder}")
     return ExaminationCurve("harvest", tuple(harvest_curve(clicked, not_clicked).tolist()))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from urank.errors import DataError
-from urank.learning.batches import Batch, ListBatches
+from urank.learning.batches import Batch, ListArrays
 from urank.log.dataset import Block, Dataset
 from urank.propensity.examination import CLIP, Propensity, inverse_propensity
 from urank.ranking.utility import FLOOR, item_gains
@@ -55,7 +55,7 @@ class Padded:
 
     @classmethod
     def of_rows(
-        cls, lists: ListBatches | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None
+        cls, lists: ListArrays | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None
     ) -> Padded:
         """Some lists, by the numbers `[B, n]` of their rows; without `where` they are of the same length."""
         held = (lists.position, lists.click, lists.value, lists.table, lists.gain)

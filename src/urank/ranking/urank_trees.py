@@ -32,7 +32,7 @@ from pydantic import Field
 
 from urank.clicks.click_model import ClickModel
 from urank.errors import ConfigError, DataError
-from urank.learning.batches import Gain, ListBatches, Stream
+from urank.learning.batches import Gain, ListArrays, Stream
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.lightgbm_data import Floats, GrowthConfig, TreeModel, lightgbm_dataset, sample_for_trees
 from urank.learning.training import History
@@ -242,7 +242,7 @@ class SplitGains:
         return sum(chunk.earned(order_by_score(scores[chunk.rows])) for chunk in self.chunks) / self.lists
 
 
-def _chunks(lists: ListBatches, first_row: int, target: Target, K: int, rng: np.random.Generator) -> Iterator[Chunk]:
+def _chunks(lists: ListArrays, first_row: int, target: Target, K: int, rng: np.random.Generator) -> Iterator[Chunk]:
     lengths = np.diff(lists.offsets)
     for n in np.unique(lengths):
         of_length = rng.permuted(lists.offsets[:-1][lengths == n][:, None] + np.arange(n), axis=1)

@@ -194,7 +194,7 @@ def prepare_on_ray(
             schema = {QUERY: pl.UInt64, "timestamp": pl.Int64}
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
-                raise log.empty()
+                raise log.empty_error()
         assign, cuts = split_rule(split, valid, test, times)
         summary = DatasetSummary(log.schema, last)
         report("writing", 0, buckets)
@@ -206,7 +206,7 @@ def prepare_on_ray(
             report("writing", done, buckets)
         report("writing", buckets, buckets)
         if not files:
-            raise log.empty()
+            raise log.empty_error()
         refuse_lost_files(target, files)
         return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.clicks.families import Family, Head, build_network, click_loss, log1m_exp
+from urank.clicks.families import Head, NetworkFamily, build_network, click_loss, log1m_exp
 from urank.clicks.fitting import ClickFamily
 from urank.learning.features import Categorical, Featurizer, Numeric
 from urank.learning.training import seeded
@@ -22,7 +22,7 @@ FEATURIZER = Featurizer(
     categorical=(Categorical("c", ("x", "y")),),
 )
 NUMBERS, CATEGORIES = Featurizer(FEATURIZER.numeric, ()), Featurizer((), FEATURIZER.categorical)
-FAMILIES: tuple[str, ...] = get_args(Family)
+FAMILIES: tuple[str, ...] = get_args(NetworkFamily)
 
 
 def network(family: str, backbone: str = "mlp", seed: int = 0) -> Head:

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.learning import batches as module
-from urank.learning.batches import ListBatches, MemoryStream
+from urank.learning.batches import ListArrays, MemoryStream
 from urank.learning.features import Inputs
 
 
-def lists_of(lengths: list[int]) -> ListBatches:
+def lists_of(lengths: list[int]) -> ListArrays:
     """Lists of these lengths, whose rows are numbered by their value."""
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int64)
     rows = int(offsets[-1])
-    return ListBatches(
+    return ListArrays(
         inputs=Inputs(np.zeros((rows, 1), np.float32), np.zeros((rows, 0), np.int64)),
         position=np.concatenate([np.arange(1, n + 1) for n in lengths]),
         click=np.zeros(rows, np.float32),

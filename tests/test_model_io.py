@@ -104,7 +104,7 @@ def test_other_folders_are_refused(tmp_path: Path, folder: Path) -> None:
         load_model(tmp_path / "absent")
     for content in ("[1, 2]", '{"format": "urank prepared log", "version": 2}'):
         (folder / "manifest.json").write_text(content)
-        with pytest.raises(DataError, match=r"its manifest\.json is of another kind"):
+        with pytest.raises(DataError, match=r"its manifest\.json has another format"):
             load_model(folder)
 
 

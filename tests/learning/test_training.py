@@ -125,7 +125,8 @@ def test_a_file_that_is_no_checkpoint_is_refused(dataset: Dataset, featurizer: F
         run(dataset, featurizer, path)
 
 
-def test_kill_9_and_start_again(dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_resumes_after_kill_9(dataset: Dataset, tmp_path: Path) -> None:
     """The command is killed while it trains the click model, and again while it trains the scorer; given once more, it
     ends with the bytes of an undisturbed run."""
     base = [sys.executable, "-m", "urank", "train", str(dataset.folder), "--click-model", "monotone", "--no-onnx"]

@@ -1,8 +1,9 @@
-"""The check at export time: rows with everything odd in them, and no graph passes that says something else."""
+"""The check of exports: random rows cover odd values, and no graph that differs from its model passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,22 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, build
+from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
+from urank.clicks.calibration import Calibration
 from urank.errors import DataError
-from urank.export.bundle import ROWS, Export, check_graph, missing_text, random_rows, raw_number, text_feed
+from urank.export.bundle import (
+    ROWS,
+    Export,
+    check_graph,
+    graph_inputs,
+    inverse_signed_log,
+    missing_text,
+    random_rows,
+)
+from urank.export.graph import ranking_graph
 from urank.learning.features import Categorical, Featurizer, Numeric
 from urank.log.columns import signed_log
+from urank.ranking.ranking_model import RankingModel
 
 Exported = Callable[[Case, str], Export]
 
@@ -43,7 +55,7 @@ def test_rows_of_any_scale_are_finite() -> None:
     featurizer = Featurizer((Numeric("far", 60.0, 40.0, False),), ())
     column = random_rows(featurizer, np.random.default_rng(0))["far"].drop_nulls().to_numpy()
     assert np.isfinite(column).all()
-    assert signed_log(raw_number(-4.5)) == pytest.approx(-4.5)
+    assert signed_log(inverse_signed_log(-4.5)) == pytest.approx(-4.5)
 
 
 def test_what_stands_for_a_missing_category() -> None:
@@ -53,7 +65,7 @@ def test_what_stands_for_a_missing_category() -> None:
     assert text not in ("x", "", "y")
     rows = random_rows(taken, np.random.default_rng(0))
     codes = taken.encode(rows).categorical
-    fed = text_feed(taken, rows)["categorical"]
+    fed = graph_inputs(taken, rows, "text")["categorical"]
     assert (fed == text).sum() == sum(rows[name].null_count() for name in ("a", "b")) > 0
     assert (codes[fed == text] == 0).all()
     assert (codes[:, 0][fed[:, 0] == ""] == 2).all()
@@ -62,14 +74,14 @@ def test_what_stands_for_a_missing_category() -> None:
 def test_a_graph_that_agrees(exported: Exported) -> None:
     export = exported(TREES, "onnx")
     assert 0 <= export.difference < 1e-5
-    assert check_graph(export.target / "urank.onnx", build(TREES), text_feed) == export.difference
-    assert check_graph(export.target / "urank.onnx", build(TREES), text_feed, seed=1) < 1e-5
+    assert check_graph(export.target / "urank.onnx", build(TREES), "text") == export.difference
+    assert check_graph(export.target / "urank.onnx", build(TREES), "text", seed=1) < 1e-5
 
 
 @pytest.mark.parametrize("case", [TREES, ALONE], ids=str)
 def test_the_graph_of_another_model(case: Case, exported: Exported) -> None:
-    with pytest.raises(DataError, match=r"is not the model: \w+ must be -?[\d.e-]+ at random row \d+; it is"):
-        check_graph(exported(case, "onnx").target / "urank.onnx", build(case, seed=1), text_feed)
+    with pytest.raises(DataError, match=r"differs from the model: \w+ must be -?[\d.e-]+ at random row \d+; got"):
+        check_graph(exported(case, "onnx").target / "urank.onnx", build(case, seed=1), "text")
 
 
 @pytest.mark.parametrize("change", [1.001, np.nan])
@@ -82,17 +94,17 @@ def test_a_graph_that_was_changed_a_little(change: float, exported: Exported, tm
     weights[np.abs(weights).argmax()] *= change
     leaves.t.CopyFrom(numpy_helper.from_array(weights))
     onnx.save(proto, tmp_path / "changed.onnx")
-    with pytest.raises(DataError, match="the exported graph is not the model: score must be"):
-        check_graph(tmp_path / "changed.onnx", build(TREES), text_feed)
+    with pytest.raises(DataError, match="the exported graph differs from the model: score must be"):
+        check_graph(tmp_path / "changed.onnx", build(TREES), "text")
 
 
-def test_another_shape() -> None:
-    from urank.export.bundle import _difference
-
-    one, two = np.zeros((3, 2)), np.zeros(3)
-    with pytest.raises(DataError, match=r"is not the model: log_ctr must be \(3, 2\); it is \(3,\)"):
-        _difference("log_ctr", two, one, one)
-    assert _difference("log_ctr", one, one, one) == 0
+def test_a_graph_of_other_positions(tmp_path: Path) -> None:
+    fewer = replace(build(ALONE).clicks, positions=K - 1)
+    trees = replace(fewer.members[0], positions=K - 1)  # type: ignore[type-var]
+    fewer = replace(fewer, members=(trees,), calibration=Calibration(K - 1))
+    onnx.save(ranking_graph(RankingModel(fewer), categories="text"), tmp_path / "fewer.onnx")
+    with pytest.raises(DataError, match="differs from the model: log_ctr has shape"):
+        check_graph(tmp_path / "fewer.onnx", build(ALONE), "text")
 
 
 def test_a_network_agrees_closely(exported: Exported) -> None:

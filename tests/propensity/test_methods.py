@@ -78,5 +78,5 @@ def test_methods_by_name(small: Small) -> None:
     assert found.name == "harvest"
     with pytest.raises(ConfigError, match="method must be one of none, randomised, harvest, cpbm, em; got 'magic'"):
         fit_propensity("magic", small.dataset)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="policies belong to the method randomised; got the method 'em'"):
+    with pytest.raises(ConfigError, match="policies can only be used with the method randomised; got the method 'em'"):
         fit_propensity("em", small.dataset, policies=["a"])
