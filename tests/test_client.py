@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from serve.server import running, save_served
 from urank.client import AsyncClient, Client, RankedItem, Ranking, Reloaded, ServerError
-from urank.client.errors import refused
+from urank.client.client_errors import refused
 from urank.client.transport import FIRST_PAUSE, LONGEST_PAUSE, pause
 from urank.errors import ConfigError, DataError, UrankError
 

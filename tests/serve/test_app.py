@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.cases import candidates, client, example, frame, loaded, saved
 from serve.server import running
 from urank.serve.feedback_store import new_ranking_id, new_segment
-from urank.serve.models import SplitTest
-from urank.serve.ranking import Exploration
-from urank.serve.schemas import PROBLEM_JSON, Accepted, ExplainAnswer, Limits, RankAnswer, RankingsAnswer, Reloaded
+from urank.serve.list_ranking import Exploration
+from urank.serve.models import UserSplit
+from urank.serve.request_schemas import PROBLEM_JSON, Accepted, Explanation, Limits, Ranking, RankingBatch, Reloaded
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = {"x-api-key": KEY}
@@ -54,7 +54,7 @@ def refusal(answer: httpx.Response, status: int) -> str:
 
 
 def test_what_is_served_is_told() -> None:
-    test = SplitTest(saved("numbers"), 0.25, "a test")
+    test = UserSplit(saved("numbers"), 0.25, "a test")
     with client("trees", shadow=saved("network"), test=test, method="match") as http:
         facts = http.get("/v1/model").json()
     trees = loaded("trees")
@@ -78,15 +78,15 @@ def test_exploration_and_the_log_are_told(tmp_path: Path) -> None:
 def test_ranking_and_explaining() -> None:
     with client("trees") as http:
         one = http.post("/v1/rank", json=example("trees")).json()
-        RankAnswer.model_validate(one)
+        Ranking.model_validate(one)
         several = http.post("/v1/rank", json=batch("trees", [3, 1, 8])).json()
-        RankingsAnswer.model_validate(several)
+        RankingBatch.model_validate(several)
         assert [len(each["items"]) for each in several["rankings"]] == [3, 1, 5]
         only = http.post("/v1/rank", json=batch("trees", [2])).json()
         assert list(only) == ["rankings"]
         query = {key: value for key, value in example("trees").items() if key != "query_id"}
         explained = http.post("/v1/explain", json=query).json()
-        ExplainAnswer.model_validate(explained)
+        Explanation.model_validate(explained)
         by_score = next(order for order in explained["orders"] if order["name"] == "score")
         assert by_score["items"] == [item["item_id"] for item in one["items"]]
         identities = [one["ranking_id"], *(each["ranking_id"] for each in several["rankings"])]
@@ -153,7 +153,7 @@ def test_paths_and_methods_that_are_not_there() -> None:
 
 
 def test_metrics_count() -> None:
-    with client("trees", shadow=saved("network"), test=SplitTest(saved("numbers"), 0.5)) as http:
+    with client("trees", shadow=saved("network"), test=UserSplit(saved("numbers"), 0.5)) as http:
         lists = batch("trees", [4] * 20)
         for number, query in enumerate(lists["queries"]):
             query["user_id"] = f"u{number}"
@@ -361,8 +361,8 @@ def test_answers_are_json_whatever_the_values() -> None:
             text = http.post("/v1/rank", json={**body, "method": method, "positions": 9}).text
             assert "NaN" not in text
             assert "Infinity" not in text
-            RankAnswer.model_validate_json(text)
-        ExplainAnswer.model_validate_json(http.post("/v1/explain", json={"candidates": body["candidates"]}).text)
+            Ranking.model_validate_json(text)
+        Explanation.model_validate_json(http.post("/v1/explain", json={"candidates": body["candidates"]}).text)
 
 
 def test_ids_are_given_back_as_they_came() -> None:
@@ -403,7 +403,7 @@ def test_the_same_request_has_the_same_answer() -> None:
 
 @pytest.mark.parametrize("name", ["user_id", "method"])
 def test_places_in_a_batch_of_one(name: str) -> None:
-    with client("clicks", test=SplitTest(saved("numbers"))) as http:
+    with client("clicks", test=UserSplit(saved("numbers"))) as http:
         body = batch("clicks", [2], **({"method": "score", "user_id": "u"} if name == "method" else {}))
         assert http.post("/v1/rank", json=body).json()["errors"][0]["at"] == f"queries.0.{name}"
 

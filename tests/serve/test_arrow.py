@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, client, example, frame, lists_of, loaded, reader_of
 from urank.serve.models import MISSING
-from urank.serve.request_arrays import ARROW_TYPE, Reader, RequestLists, read_lists
-from urank.serve.schemas import Limits, Problem
+from urank.serve.request_arrays import ARROW_TYPE, CandidateReader, RequestLists, read_arrow
+from urank.serve.request_schemas import Limits, Problem
 
-READER = Reader(("a", "b"), ("c", "d"), Limits())
+READER = CandidateReader(("a", "b"), ("c", "d"), Limits())
 HEADERS = {"content-type": ARROW_TYPE}
 seeds = st.integers(0, 2**32 - 1)
 
@@ -46,11 +46,11 @@ def table(**columns: Any) -> pa.Table:
     return pa.table(merged)
 
 
-def read(found: pa.Table | bytes, reader: Reader = READER) -> RequestLists:
-    return read_lists(found if isinstance(found, bytes) else stream(found), reader)
+def read(found: pa.Table | bytes, reader: CandidateReader = READER) -> RequestLists:
+    return read_arrow(found if isinstance(found, bytes) else stream(found), reader)
 
 
-def refusal(found: pa.Table | bytes, reader: Reader = READER) -> Problem:
+def refusal(found: pa.Table | bytes, reader: CandidateReader = READER) -> Problem:
     with pytest.raises(Problem) as error:
         read(found, reader)
     assert 400 <= error.value.status < 500
@@ -242,7 +242,7 @@ def test_tables_that_will_not_do(columns: dict[str, Any], status: int, place: st
 
 def test_other_columns() -> None:
     both = table(colour=["red"] * 4, nested=[[[1]]] * 4)
-    lenient = Reader(READER.numeric, READER.categorical, Limits(), ignore_unknown=True)
+    lenient = CandidateReader(READER.numeric, READER.categorical, Limits(), ignore_unknown=True)
     assert same(read(both, lenient), read(table()))
     names = [*table().column_names, "a"]
     twice = pa.Table.from_arrays([*table().columns, table()["a"]], names=names)
@@ -254,8 +254,8 @@ def test_other_columns() -> None:
 
 
 def test_limits() -> None:
-    def limited(**limits: int) -> Reader:
-        return Reader(READER.numeric, READER.categorical, Limits(**limits))
+    def limited(**limits: int) -> CandidateReader:
+        return CandidateReader(READER.numeric, READER.categorical, Limits(**limits))
 
     assert len(read(table(), limited(candidates=2, queries=2, rows=4)).items) == 4
     assert "at most 1 candidates" in refusal(table(), limited(candidates=1)).detail
@@ -313,7 +313,7 @@ def test_compression_by_an_older_way_is_refused_too() -> None:
 
 
 def bombs() -> list[Any]:
-    """Columns of 20,000 rows that share one text of a megabyte: 20 GB, if each had its own."""
+    """FeedbackColumns of 20,000 rows that share one text of a megabyte: 20 GB, if each had its own."""
     n, text = 20_000, "x" * 2**20
     view = struct.pack("<i4sii", len(text), b"xxxx", 0, 0) * n
     views = pa.Array.from_buffers(pa.string_view(), n, [None, pa.py_buffer(view), pa.py_buffer(text.encode())])
@@ -345,7 +345,9 @@ def test_so_do_those_of_several_columns() -> None:
     shared = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int8)), pa.array(["x" * 1_000]))
     ids = [str(row) for row in range(n)]
     columns = {"query_id": ["q"] * n, "item_id": ids, "a": pa.nulls(n), "b": pa.nulls(n), "c": shared, "d": ids}
-    assert len(read(stream(pa.table(columns)), Reader(("a", "b"), ("c", "d"), Limits(candidates=n))).items) == n
+    assert (
+        len(read(stream(pa.table(columns)), CandidateReader(("a", "b"), ("c", "d"), Limits(candidates=n))).items) == n
+    )
     assert refusal(stream(pa.table(columns | {"d": shared}))).status == 413
 
 
@@ -385,7 +387,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 def answered(body: bytes) -> RequestLists | Problem:
     """What becomes of a body; anything but lists and refusals fails the test."""
     try:
-        return read_lists(body, READER)
+        return read_arrow(body, READER)
     except Problem as problem:
         found = problem
     assert 400 <= found.status < 500

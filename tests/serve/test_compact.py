@@ -39,7 +39,14 @@ from serve.served_log import (
 )
 from urank.errors import ConfigError, DataError
 from urank.serve import feedback_export as compacting
-from urank.serve.feedback_export import CompactionStats, PartMetadata, Parts, compact, read_notes, shadow_agreement
+from urank.serve.feedback_export import (
+    CompactionStats,
+    LogParts,
+    PartMetadata,
+    compact,
+    read_part_metadata,
+    shadow_agreement,
+)
 from urank.serve.feedback_store import FeedbackRecord, RankingRecord, ShadowRecord, WalWriter, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
@@ -290,7 +297,7 @@ def test_each_set_of_columns_has_a_folder(tmp_path: Path) -> None:
     assert heights == {f"log/{ONE}.parquet": 6, f"log-2/{ONE}.parquet": 3, f"log-2/{TWO}.parquet": 3}
     events = [event(lists[0], "a"), event(lists[1], "b"), event(lists[1], "c"), event(lists[2], "c")]
     assert logged(tmp_path) == Reference([*lists, later], events).rows()
-    assert [folder.name for folder in Parts(tmp_path).folders] == ["log", "log-2"]
+    assert [folder.name for folder in LogParts(tmp_path).folders] == ["log", "log-2"]
 
 
 def test_folders_of_others_are_not_touched(tmp_path: Path) -> None:
@@ -709,4 +716,4 @@ def test_notes(tmp_path: Path) -> None:
     sealed(tmp_path, 1, shown, event(shown, "b", value=2.0, time_us=7))
     sealed(tmp_path, 2, event(shown, "c", time_us=8))
     taken(tmp_path)
-    assert read_notes(tmp_path / "log" / f"{ONE}.parquet") == PartMetadata(frozenset({ONE, TWO}), {1: 7})
+    assert read_part_metadata(tmp_path / "log" / f"{ONE}.parquet") == PartMetadata(frozenset({ONE, TWO}), {1: 7})

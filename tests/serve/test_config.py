@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from urank.errors import ConfigError
-from urank.serve.models import Sources
-from urank.serve.schemas import Limits
-from urank.serve.settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
+from urank.serve.models import ModelSources
+from urank.serve.request_schemas import Limits
+from urank.serve.server_settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
 
 KEY = "0123456789abcdef"
 
@@ -62,7 +62,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_configuration_does_not_show_its_key() -> None:
-    assert KEY not in repr(ServeConfig(Sources(Path("model")), key=KEY))
+    assert KEY not in repr(ServeConfig(ModelSources(Path("model")), key=KEY))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "0:0:0:0:0:0:0:1", "localhost"])

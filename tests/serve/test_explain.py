@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 from serve.cases import KINDS, candidates, lists_of, loaded, reader_of, saved
 from urank.ranking.utility import utility, utility_of_items
+from urank.serve.list_ranking import explain, rank_lists
 from urank.serve.models import ActiveModels, load_served
-from urank.serve.ranking import explain, rank_lists
-from urank.serve.schemas import ExplainAnswer, Problem
+from urank.serve.request_schemas import Explanation, Problem
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -34,7 +34,7 @@ def test_utilities_are_those_of_the_table(kind: str, seed: int, count: int, aske
     ids = [each["item_id"] for each in query["candidates"]]
     mine = [ids[place] for place in rng.permutation(count)[: rng.integers(1, count + 1)]]
     answer = explained(kind, query, {"mine": mine})
-    ExplainAnswer.model_validate(answer)
+    Explanation.model_validate(answer)
     places = min(asked or 5, 5)
     assert answer["positions"] == places
     assert [item["item_id"] for item in answer["items"]] == ids

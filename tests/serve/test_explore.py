@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.errors import ConfigError
-from urank.serve.ranking import Exploration, ExplorationKind
+from urank.serve.list_ranking import Exploration, ExplorationKind
 
 kinds = st.sampled_from(get_args(ExplorationKind))
 shares = st.floats(1e-6, 1)

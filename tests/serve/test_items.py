@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from serve.cases import lists_of
 from urank.log.columns import feature_expr
 from urank.serve.models import MISSING
-from urank.serve.openapi import body_models
-from urank.serve.request_arrays import Reader, category_text, check_sizes
-from urank.serve.schemas import Limits, Problem
+from urank.serve.openapi import request_models
+from urank.serve.request_arrays import CandidateReader, category_text, check_sizes
+from urank.serve.request_schemas import Limits, Problem
 
 NUMBERS = ("price", "age", "rate")
 TEXTS = ("brand", "size")
@@ -26,9 +26,9 @@ numbers = st.none() | st.floats(-LARGEST, LARGEST, allow_subnormal=True) | st.in
 texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
-def reader(numeric: tuple[str, ...] = NUMBERS, categorical: tuple[str, ...] = TEXTS, **options: Any) -> Reader:
+def reader(numeric: tuple[str, ...] = NUMBERS, categorical: tuple[str, ...] = TEXTS, **options: Any) -> CandidateReader:
     limits = Limits(**options.pop("limits", {}))
-    return Reader(numeric, categorical, limits, **options)
+    return CandidateReader(numeric, categorical, limits, **options)
 
 
 def candidate(item: str = "a", **features: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def query(*candidates: dict[str, Any], **settings: Any) -> dict[str, Any]:
     return {"query_id": "q", "candidates": list(candidates), **settings}
 
 
-def refusal(found: Reader, *queries: dict[str, Any], batch: bool = False) -> Problem:
+def refusal(found: CandidateReader, *queries: dict[str, Any], batch: bool = False) -> Problem:
     with pytest.raises(Problem) as error:
         lists_of(found, queries, batch=batch)
     assert error.value.status == 422
@@ -101,8 +101,8 @@ def test_what_belongs_to_lists() -> None:
 
 
 def test_the_list_to_explain() -> None:
-    model = body_models(True, Limits())["ExplainQuery"]
-    lists = reader().list_of(model.model_validate({"candidates": [candidate("a")], "positions": 4}))
+    model = request_models(True, Limits())["ExplainQuery"]
+    lists = reader().explain_list(model.model_validate({"candidates": [candidate("a")], "positions": 4}))
     assert (lists.query_ids, lists.positions, lists.item_ids) == ([""], [4], ["a"])
 
 
@@ -188,14 +188,18 @@ def test_categories_are_called_as_in_a_log(value: float) -> None:
     frame = pl.DataFrame({"c": [value]})
     in_log = frame.select(feature_expr("c", "c", None, frame.dtypes[0], categorical=True)).item()
     assert category_text(value) == in_log
-    body = body_models(True, Limits())["RankQuery"].model_validate(query({"item_id": "a", "features": {"c": value}}))
-    assert Reader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [[in_log]]
+    body = request_models(True, Limits())["RankQuery"].model_validate(query({"item_id": "a", "features": {"c": value}}))
+    assert CandidateReader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [[in_log]]
 
 
 @pytest.mark.parametrize("number", [2**64, -(10**30), 10**400])
 def test_whole_numbers_of_any_size_are_categories(number: int) -> None:
-    body = body_models(True, Limits())["RankQuery"].model_validate(query({"item_id": "a", "features": {"c": number}}))
-    assert Reader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [[str(number)]]
+    body = request_models(True, Limits())["RankQuery"].model_validate(
+        query({"item_id": "a", "features": {"c": number}})
+    )
+    assert CandidateReader((), ("c",), Limits()).lists([body], batch=False).items.categorical.tolist() == [
+        [str(number)]
+    ]
 
 
 def test_but_not_numbers() -> None:

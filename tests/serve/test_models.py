@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve.cases import candidates, lists_of, loaded, reader_of, saved
 from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError
-from urank.serve.models import ActiveModels, Sources, SplitTest, load, load_served
+from urank.serve.models import ActiveModels, ModelSources, UserSplit, load, load_served
 
 NUMBERS = ("price", "emb[0]", "2nd rate")
 TEXTS = ("shop", "if")
@@ -73,7 +73,7 @@ def test_a_feature_is_of_one_kind(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"the feature '(shop|price)' is a number to one model and a category to another"
     ):
-        load(Sources(saved("trees"), shadow=folder))
+        load(ModelSources(saved("trees"), shadow=folder))
 
 
 def test_methods() -> None:
@@ -87,22 +87,22 @@ def test_methods() -> None:
 
 
 def test_loading() -> None:
-    served = load(Sources(saved("trees"), "match", saved("numbers"), SplitTest(saved("clicks"), 0.3, "name")))
+    served = load(ModelSources(saved("trees"), "match", saved("numbers"), UserSplit(saved("clicks"), 0.3, "name")))
     assert served.main.version == loaded("trees").version
     assert served.shadow is not None
     assert served.shadow.version == loaded("numbers").version
     assert served.other is not None
     assert served.other.version == loaded("clicks").version
-    assert (served.asked, served.test) == ("match", SplitTest(saved("clicks"), 0.3, "name"))
+    assert (served.asked, served.test) == ("match", UserSplit(saved("clicks"), 0.3, "name"))
     with pytest.raises(DataError, match="absent is not a urank model"):
-        load(Sources(saved("trees"), shadow=Path("absent")))
+        load(ModelSources(saved("trees"), shadow=Path("absent")))
     with pytest.raises(DataError, match="absent is not a urank model"):
-        load(Sources(saved("trees"), test=SplitTest(Path("absent"))))
+        load(ModelSources(saved("trees"), test=UserSplit(Path("absent"))))
 
 
 @given(st.floats(0.01, 0.99), st.text(min_size=1), st.lists(st.text(min_size=1, max_size=9), min_size=1))
 def test_arms(share: float, name: str, users: list[str]) -> None:
-    test = SplitTest(Path("other"), share, name)
+    test = UserSplit(Path("other"), share, name)
     wanted = assign_arms(pl.Series(users, dtype=pl.String), {"A": 1 - share, "B": share}, salt=name).to_list()
     assert test.arms(users) == wanted
     assert test.arms(users[::-1]) == wanted[::-1]
@@ -111,9 +111,9 @@ def test_arms(share: float, name: str, users: list[str]) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5, float("nan")])
 def test_shares_that_are_none(share: float) -> None:
     with pytest.raises(ConfigError, match="the share of the test must be above 0 and below 1; got"):
-        SplitTest(Path("other"), share)
+        UserSplit(Path("other"), share)
 
 
 def test_a_test_has_a_name() -> None:
     with pytest.raises(ConfigError, match="the test needs a name"):
-        SplitTest(Path("other"), name="")
+        UserSplit(Path("other"), name="")

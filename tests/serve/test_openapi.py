@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from serve.cases import client, loaded, saved
 from serve.server import running
 from urank.serve.request_arrays import ARROW_TYPE
-from urank.serve.schemas import PROBLEM_JSON
+from urank.serve.request_schemas import PROBLEM_JSON
 
 POSTED = ("/v1/rank", "/v1/explain", "/v1/feedback")
 KEY = "a-key-of-the-tests-0123"
@@ -97,7 +97,7 @@ def test_features_are_described_by_name() -> None:
 
 
 def limits(**given_: int) -> Any:
-    from urank.serve.schemas import Limits
+    from urank.serve.request_schemas import Limits
 
     return Limits(**given_)
 

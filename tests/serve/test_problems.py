@@ -8,15 +8,23 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from urank.serve.openapi import body_models
-from urank.serve.schemas import MOST_ERRORS, PROBLEM_JSON, Limits, Problem, ProblemBody, invalid_body, problem_response
+from urank.serve.openapi import request_models
+from urank.serve.request_schemas import (
+    MAX_ERRORS,
+    PROBLEM_JSON,
+    Limits,
+    Problem,
+    ProblemBody,
+    invalid_body,
+    problem_response,
+)
 
 SENT = "what was sent"
 
 
 def refused(body: str, name: str = "RankQuery", *, mixed: bool = True) -> Problem:
     with pytest.raises(ValidationError) as error:
-        body_models(mixed, Limits(candidates=10**6, queries=10**6))[name].model_validate_json(body)
+        request_models(mixed, Limits(candidates=10**6, queries=10**6))[name].model_validate_json(body)
     return invalid_body(error.value)
 
 
@@ -75,7 +83,7 @@ def test_titles_are_those_of_http(status: int, title: str) -> None:
 
 def test_few_and_short_places_are_told() -> None:
     found = sent(Problem(422, "x", [("a" * 10_000, "b" * 10_000)] * 50))
-    assert len(found["errors"]) == MOST_ERRORS
+    assert len(found["errors"]) == MAX_ERRORS
     assert all(len(each["at"]) < 300 and len(each["problem"]) < 300 for each in found["errors"])
 
 
@@ -126,7 +134,7 @@ def test_very_many_places_are_counted_only() -> None:
     assert problem.errors == []
     few = refused(query(good, **{str(number): 1 for number in range(500)}))
     assert few.detail == "the body breaks the schema in 500 places; see openapi.json"
-    assert len(sent(few)["errors"]) == MOST_ERRORS
+    assert len(sent(few)["errors"]) == MAX_ERRORS
 
 
 def test_lists_are_given_up_at_the_first_entry_that_is_wrong() -> None:

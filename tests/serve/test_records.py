@@ -19,7 +19,7 @@ from urank.errors import DataError
 from urank.serve.feedback_store import (
     RANKING_ID,
     SEGMENT,
-    Columns,
+    FeedbackColumns,
     FeedbackRecord,
     RankingRecord,
     Record,
@@ -74,7 +74,7 @@ names = st.lists(texts.map("f{}".format), max_size=6, unique=True)
 columns = names.flatmap(
     lambda found: st.integers(0, len(found)).flatmap(
         lambda cut: st.builds(
-            Columns, st.just(tuple(found[:cut])), st.just(tuple(found[cut:])), st.booleans(), st.booleans()
+            FeedbackColumns, st.just(tuple(found[:cut])), st.just(tuple(found[cut:])), st.booleans(), st.booleans()
         )
     )
 )
@@ -212,9 +212,9 @@ def test_other_refusals() -> None:
         with pytest.raises(DataError, match="value must be a finite number from 0 up"):
             event(MADE, "a", value=value)
     with pytest.raises(DataError, match="a feature must not be called as a column of the feedback log is; got 'arm'"):
-        Columns(("price",), ("arm",), value=False, explored=False)
+        FeedbackColumns(("price",), ("arm",), value=False, explored=False)
     with pytest.raises(DataError, match="features must have a name of their own; got price, price"):
-        Columns(("price",), ("price",), value=False, explored=False)
+        FeedbackColumns(("price",), ("price",), value=False, explored=False)
     with pytest.raises(DataError, match="a feedback record must hold whole characters"):
         encode(event(MADE, "\ud800"))
 

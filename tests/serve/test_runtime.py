@@ -22,8 +22,8 @@ from onnx import TensorProto, helper
 
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
 from urank.errors import ConfigError, DataError
-from urank.serve.models import MISSING, ActiveModels, Items, ServedModel, load_served
-from urank.serve.ranking import rank_lists
+from urank.serve.list_ranking import rank_lists
+from urank.serve.models import MISSING, ActiveModels, CandidateArrays, ServedModel, load_served
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.pipeline import ModelFit
@@ -67,7 +67,7 @@ def test_no_text_is_taken_for_another() -> None:
     model, truth = loaded("network"), ranker("network")
     texts = ["a", "a\x00", "a\x00b", "\x00a", "", "ä c", "ä", MISSING, "𝄞", "a" * 10_000]
     n = len(texts)
-    items = Items(
+    items = CandidateArrays(
         np.ones((n, 3), dtype=np.float32),
         np.array([[text, "d"] for text in texts], dtype=object),
         np.ones(n, dtype=np.float32),
@@ -95,7 +95,7 @@ def test_extreme_numbers_give_finite_answers(kind: str) -> None:
     n = len(grid)
     categories = np.full((n, len(model.featurizer.categorical)), MISSING, dtype=object)
     value = np.resize(np.array([0, 1e-45, 1, 1e30], dtype=np.float32), n)
-    items = Items(grid.astype(np.float32), categories, value, np.array([0, n]))
+    items = CandidateArrays(grid.astype(np.float32), categories, value, np.array([0, n]))
     table, scores = model.log_ctr(items), model.scores(items)
     assert np.isfinite(table).all()
     assert (table <= 0).all()
@@ -138,7 +138,9 @@ def test_orders_are_those_of_rank(kind: str, seed: int, lengths: list[int], aske
                 assert clicks == pytest.approx(want["click"].to_list(), abs=1e-5)
 
 
-def _decided(model: ServedModel, truth: RankingModel, items: Items, table: pl.DataFrame, method: str) -> list[bool]:
+def _decided(
+    model: ServedModel, truth: RankingModel, items: CandidateArrays, table: pl.DataFrame, method: str
+) -> list[bool]:
     """Whether both programs see the same numbers of a list, or numbers without ties by which it is sorted."""
     if method == "score":
         ours, theirs = np.asarray(model.scores(items)), truth.score(table)

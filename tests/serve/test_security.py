@@ -26,10 +26,10 @@ from serve.cases import client, example, saved
 from serve.server import running
 from urank.serve import security
 from urank.serve.app import build_app
-from urank.serve.models import Sources
+from urank.serve.models import ModelSources
 from urank.serve.request_arrays import ARROW_TYPE
 from urank.serve.security import OPEN_PATHS, AccessMiddleware
-from urank.serve.settings import ServeConfig
+from urank.serve.server_settings import ServeConfig
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = [
@@ -74,7 +74,7 @@ WRONG: list[dict[bytes, bytes]] = [
 
 def routes(kind: str = "trees") -> list[tuple[str, str]]:
     """Every path and method of the application, so that a new one cannot be forgotten."""
-    app = build_app(ServeConfig(Sources(saved(kind)), key=KEY))
+    app = build_app(ServeConfig(ModelSources(saved(kind)), key=KEY))
     found = [(route.path, method) for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
     assert len(found) >= 13
     return found

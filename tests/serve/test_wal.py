@@ -26,7 +26,7 @@ from urank.errors import DataError
 from urank.serve import feedback_store
 from urank.serve.feedback_store import (
     MAX_RECORD,
-    Columns,
+    FeedbackColumns,
     FeedbackRecord,
     RankingRecord,
     SegmentReader,
@@ -34,7 +34,7 @@ from urank.serve.feedback_store import (
     decode,
     encode,
     framed,
-    is_sealed,
+    is_closed,
     new_ranking_id,
     open_segment,
     read_segment,
@@ -148,14 +148,14 @@ def test_what_no_record_may_be(tmp_path: Path) -> None:
 # sealing
 
 
-def test_a_segment_is_sealed_when_its_owner_lets_go(tmp_path: Path) -> None:
+def test_a_segment_is_closed_when_its_owner_lets_go(tmp_path: Path) -> None:
     segment = OpenSegment(tmp_path, segment_name(1))
-    assert not is_sealed(segment.path)
+    assert not is_closed(segment.path)
     segment.write(PLAIN)
-    assert not is_sealed(segment.path)
+    assert not is_closed(segment.path)
     segment.seal()
-    assert is_sealed(segment.path)
-    assert not is_sealed(tmp_path / "absent.wal")
+    assert is_closed(segment.path)
+    assert not is_closed(tmp_path / "absent.wal")
     with pytest.raises(FileExistsError):
         open_segment(segment.path)
 
@@ -164,14 +164,14 @@ def test_an_empty_file_is_removed_without_harm_to_its_owner(tmp_path: Path) -> N
     """The owner has created its file and not yet locked it when it is found."""
     path = tmp_path / "empty.wal"
     path.touch()
-    assert not is_sealed(path)
+    assert not is_closed(path)
     assert not path.exists()
     stop = threading.Event()
 
     def look() -> None:
         while not stop.is_set():
             for each in tmp_path.glob("*.wal"):
-                is_sealed(each)
+                is_closed(each)
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -245,10 +245,10 @@ def test_many_at_once_in_many_segments(tmp_path: Path) -> None:
     assert len(segments(tmp_path)) > 10
     found: list[str] = []
     for path in segments(tmp_path):
-        assert is_sealed(path)
-        known: list[Columns] = []
+        assert is_closed(path)
+        known: list[FeedbackColumns] = []
         for record in map(decode, read_segment(path)[0]):
-            if isinstance(record, Columns):
+            if isinstance(record, FeedbackColumns):
                 known.append(record)
             else:
                 assert isinstance(record, RankingRecord)
@@ -288,17 +288,17 @@ def test_those_who_come_while_the_disk_is_busy_share_one_write(tmp_path: Path, m
     assert payloads(tmp_path) == [b"first", *[b"other"] * 100]
 
 
-def test_an_idle_segment_is_sealed_by_age(tmp_path: Path) -> None:
+def test_an_idle_segment_is_closed_by_age(tmp_path: Path) -> None:
     async def work() -> None:
         writer = WalWriter(tmp_path, segment_seconds=0.1)
         used = writer.segment
         await writer.append([b"one"])
         path = tmp_path / "wal" / f"{used}.wal"
-        assert not is_sealed(path)
+        assert not is_closed(path)
         await asyncio.sleep(0.1)
-        assert not is_sealed(path)
+        assert not is_closed(path)
         writer.maybe_rotate()
-        await until(lambda: is_sealed(path))
+        await until(lambda: is_closed(path))
         assert writer.segment != used
         await writer.append([b"two"])
         assert len(segments(tmp_path)) == 2
@@ -344,7 +344,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             assert writer.healthy
         await writer.append([b"after"])
         await writer.close()
-        assert is_sealed(tmp_path / "wal" / f"{failed_segment}.wal")
+        assert is_closed(tmp_path / "wal" / f"{failed_segment}.wal")
 
     run(work)
     assert payloads(tmp_path) == [b"before" * 10, b"small", b"after"]  # and no byte of what failed
@@ -418,7 +418,7 @@ def test_it_hears_of_a_disk_that_recovers_without_being_asked(tmp_path: Path) ->
 
     run(work)
     tried, kept = payloads(tmp_path)
-    assert decode(tried) == Columns((), (), value=False, explored=False)
+    assert decode(tried) == FeedbackColumns((), (), value=False, explored=False)
     assert kept == b"kept"
 
 
@@ -489,7 +489,7 @@ def test_a_loop_that_is_closed_first(tmp_path: Path) -> None:
     kept[0]._thread.join(30)
     assert not kept[0]._thread.is_alive()
     assert payloads(tmp_path)[:2] == [b"one", b"nobody waits"]
-    assert is_sealed(segments(tmp_path)[0])
+    assert is_closed(segments(tmp_path)[0])
 
 
 CHILD = """
@@ -532,7 +532,7 @@ def test_kill(tmp_path: Path) -> None:
         printed |= {line.strip() for line in told if line.endswith("\n")}
     found: set[str] = set()
     for path in segments(tmp_path):
-        if not is_sealed(path):
+        if not is_closed(path):
             assert not path.exists()  # killed between making the file and writing to it: it was empty and is removed
             continue
         some, _, damaged = read_segment(path)
