@@ -16,9 +16,8 @@ import polars as pl
 
 from urank.serve.app import build_app
 from urank.serve.models import ActiveModels, ModelSources, ServedModel, load_served
-from urank.serve.openapi import request_models
 from urank.serve.request_arrays import CandidateReader, RequestLists
-from urank.serve.request_schemas import Limits
+from urank.serve.request_schemas import Limits, request_models
 from urank.serve.server_settings import ServeConfig
 
 with warnings.catch_warnings():

@@ -16,10 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.cases import candidates, client, example, frame, loaded, saved
 from serve.server import running
+from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
 from urank.serve.feedback_store import new_ranking_id, new_segment
 from urank.serve.list_ranking import Exploration
 from urank.serve.models import UserSplit
-from urank.serve.request_schemas import PROBLEM_JSON, Accepted, Explanation, Limits, Ranking, RankingBatch, Reloaded
+from urank.serve.request_schemas import PROBLEM_JSON, Limits
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = {"x-api-key": KEY}
@@ -144,7 +145,7 @@ def test_paths_and_methods_that_are_not_there() -> None:
             assert refusal(http.get(path), 404) == "there is nothing at this path"
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"):
             answer = http.request(method, "/v1/rank")
-            assert refusal(answer, 405) == "this path does not take that method"
+            assert refusal(answer, 405) == "this path does not support that method"
             assert answer.headers["allow"] == "POST"
         assert http.post("/v1/model").headers["allow"] == "GET"
         head = http.head("/nothing")
@@ -344,7 +345,7 @@ def test_what_fails_here_is_not_told_there(monkeypatch: pytest.MonkeyPatch, capl
 
         monkeypatch.setattr(service, "rank", fail)
         answer = http.post("/v1/rank", json=example("trees"))
-        assert refusal(answer, 500) == "something went wrong here; the server's log has it"
+        assert refusal(answer, 500) == "an internal error occurred; see the server's log"
         assert "secret" not in answer.text
         assert "a secret of /srv/models" in caplog.text
         assert http.get("/healthz").status_code == 200

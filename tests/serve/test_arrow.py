@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, client, example, frame, lists_of, loaded, reader_of
-from urank.serve.models import MISSING
-from urank.serve.request_arrays import ARROW_TYPE, CandidateReader, RequestLists, read_arrow
+from urank.serve.request_arrays import ARROW_TYPE, MISSING, CandidateReader, RequestLists, read_arrow
 from urank.serve.request_schemas import Limits, Problem
 
 READER = CandidateReader(("a", "b"), ("c", "d"), Limits())
@@ -97,7 +96,7 @@ def test_what_belongs_to_a_list_is_that_of_its_first_row() -> None:
     assert found.items.offsets.tolist() == [0, 2, 4]
     plain = read(table())
     assert (plain.user_ids, plain.positions, plain.methods) == ([None] * 2, [None] * 2, [None] * 2)
-    assert (plain.valued, found.valued) == ([False, False], [True, True])
+    assert (plain.has_values, found.has_values) == ([False, False], [True, True])
     empty = {name: pa.nulls(4) for name in ("user_id", "positions", "method", "value")}
     assert same(read(table(**empty)), plain)
 
@@ -246,8 +245,8 @@ def test_other_columns() -> None:
     assert same(read(both, lenient), read(table()))
     names = [*table().column_names, "a"]
     twice = pa.Table.from_arrays([*table().columns, table()["a"]], names=names)
-    assert refusal(twice).detail == "a column may be there once"
-    assert refusal(twice, lenient).detail == "a column may be there once"
+    assert refusal(twice).detail == "column names must be unique"
+    assert refusal(twice, lenient).detail == "column names must be unique"
     assert refusal(table().slice(0, 0)).detail == "a stream needs at least one candidate"
     long = table(**{"x" * 5_000: ["red"] * 4})
     assert len(refusal(long).errors[0][0]) <= 100
@@ -260,7 +259,7 @@ def test_limits() -> None:
     assert len(read(table(), limited(candidates=2, queries=2, rows=4)).items) == 4
     assert "at most 1 candidates" in refusal(table(), limited(candidates=1)).detail
     assert "at most 1 queries" in refusal(table(), limited(queries=1)).detail
-    assert "at most 3 candidates in all" in refusal(table(), limited(rows=3)).detail
+    assert "at most 3 candidates in total" in refusal(table(), limited(rows=3)).detail
     sink = pa.BufferOutputStream()
     batch = table().to_batches()[0]
     with pa.ipc.new_stream(sink, batch.schema) as writer:

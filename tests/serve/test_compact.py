@@ -271,13 +271,13 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_feedback_log(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="is not a feedback log, as `urank serve --log` keeps it"):
+        with pytest.raises(ConfigError, match="is not a feedback log, of `urank serve --log`"):
             compact(folder)
         assert not list(tmp_path.iterdir())
     (tmp_path / "wal").mkdir()
     assert taken(tmp_path) == CompactionStats()
     for window in (-1.0, float("nan")):
-        with pytest.raises(ConfigError, match=f"the window must be seconds from 0 up; got {window}"):
+        with pytest.raises(ConfigError, match=f"the window must be at least 0 seconds; got {window}"):
             compact(tmp_path, window_seconds=window)
 
 
@@ -317,7 +317,7 @@ def test_columns_that_are_not_told(tmp_path: Path, text: str) -> None:
     sealed(tmp_path, 1, ranking(ONE))
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "columns.json").write_text(text)
-    with pytest.raises(DataError, match=r"columns.json must tell the columns of its folder"):
+    with pytest.raises(DataError, match=r"columns.json must contain the columns of its folder"):
         compact(tmp_path)
     assert left(tmp_path) == [f"{ONE}.wal"]
 

@@ -43,13 +43,13 @@ def test_keys_that_will_not_do(tmp_path: Path, key: str) -> None:
     (tmp_path / "key").write_text(key)
     with pytest.raises(ConfigError) as error:
         read_key(tmp_path / "key")
-    assert str(error.value).startswith(f"--key-file {tmp_path / 'key'} must hold a key of at least {MIN_KEY} printable")
+    assert str(error.value).startswith(f"--key-file {tmp_path / 'key'} must be a key of at least {MIN_KEY} printable")
     assert not key or key not in str(error.value).removeprefix(f"--key-file {tmp_path / 'key'}")
 
 
 def test_a_short_key_of_the_environment_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "hunter2")
-    with pytest.raises(ConfigError, match=f"^{KEY_VARIABLE} must hold a key of at least") as error:
+    with pytest.raises(ConfigError, match=f"^{KEY_VARIABLE} must be a key of at least") as error:
         read_key(None)
     assert "hunter2" not in str(error.value)
 

@@ -92,7 +92,7 @@ def test_written_and_read(kind: ExplorationKind, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "swap", "swap:", ":0.1", "swap:x", "turn:0.1", "SWAP:0.1", "swap:0.1:2", "0.1"])
 def test_what_is_no_exploration(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"exploration is swap:SHARE, as swap:0\.05, or shuffle:SHARE; got"):
+    with pytest.raises(ConfigError, match=r"exploration must be swap:SHARE, as swap:0\.05, or shuffle:SHARE; got"):
         Exploration.parse(text)
 
 

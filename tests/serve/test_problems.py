@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from urank.serve.openapi import request_models
 from urank.serve.request_schemas import (
     MAX_ERRORS,
     PROBLEM_JSON,
@@ -17,6 +16,7 @@ from urank.serve.request_schemas import (
     ProblemBody,
     invalid_body,
     problem_response,
+    request_models,
 )
 
 SENT = "what was sent"
@@ -130,17 +130,17 @@ def test_nothing_of_what_was_sent_is_sent_back() -> None:
 def test_very_many_places_are_counted_only() -> None:
     good = [{"item_id": "a", "features": {"f": 1}}]
     problem = refused(query(good, **{str(number): 1 for number in range(5_000)}))
-    assert problem.detail == "the body breaks the schema in 5000 places; see openapi.json"
+    assert problem.detail == "the body violates the schema in 5000 places; see openapi.json"
     assert problem.errors == []
     few = refused(query(good, **{str(number): 1 for number in range(500)}))
-    assert few.detail == "the body breaks the schema in 500 places; see openapi.json"
+    assert few.detail == "the body violates the schema in 500 places; see openapi.json"
     assert len(sent(few)["errors"]) == MAX_ERRORS
 
 
 def test_lists_are_given_up_at_the_first_entry_that_is_wrong() -> None:
     """A body has room for a million of them."""
     problem = refused(query([1] * 5_000))
-    assert problem.detail == "the body breaks the schema in one place; see openapi.json"
+    assert problem.detail == "the body violates the schema in one place; see openapi.json"
     assert places(problem) == ["candidates.0"]
     assert places(refused(json.dumps({"queries": [1] * 5_000}), "RankBatch")) == ["queries.0"]
     assert places(refused(json.dumps({"events": [1] * 5_000}), "FeedbackBody")) == ["events.0"]

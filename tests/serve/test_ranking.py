@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
 from urank.abtest.exposures import assign_arms
+from urank.client.wire_schemas import Ranking
 from urank.ranking.utility import utility
 from urank.serve.feedback_store import new_ranking_id, new_segment
 from urank.serve.list_ranking import Exploration, RankedList, log_columns, log_record, rank_lists, shadow_orders
-from urank.serve.models import MISSING, ActiveModels, UserSplit
-from urank.serve.request_arrays import RequestLists
-from urank.serve.request_schemas import Problem, Ranking
+from urank.serve.models import ActiveModels, UserSplit
+from urank.serve.request_arrays import MISSING, RequestLists
+from urank.serve.request_schemas import Problem
 
 seeds = st.integers(0, 2**32 - 1)
 METHODS = ("score", "match", "ctr1")
@@ -47,7 +48,7 @@ def ranked(
 ) -> tuple[RequestLists, list[RankedList], list[dict[str, Any]]]:
     lists = lists_of(reader_of(served), queries)
     shown = rank_lists(served, lists, exploration=exploration, rng=np.random.default_rng(seed))
-    answers = [each.answer(lists, "id") for each in shown]
+    answers = [each.to_dict(lists, "id") for each in shown]
     for answer in answers:
         Ranking.model_validate(answer)
     return lists, shown, answers
@@ -142,7 +143,7 @@ def test_a_test_needs_to_know_the_user() -> None:
     del queries[1]["user_id"]
     with pytest.raises(Problem) as error:
         ranked(two_models(), queries)
-    assert (error.value.status, error.value.errors) == (422, [("queries.1.user_id", "is needed")])
+    assert (error.value.status, error.value.errors) == (422, [("queries.1.user_id", "is required")])
 
 
 def test_a_method_that_the_model_of_the_arm_lacks() -> None:
@@ -153,7 +154,7 @@ def test_a_method_that_the_model_of_the_arm_lacks() -> None:
         ranked(served, queries)
     assert error.value.status == 422
     assert error.value.detail == "the model ranks by match, ctr1; got 'score'"
-    assert error.value.errors == [(f"queries.{arms.index('B')}.method", "not there")]
+    assert error.value.errors == [(f"queries.{arms.index('B')}.method", "is not available")]
 
 
 @given(seeds, st.lists(st.integers(1, 9), min_size=1, max_size=5), st.none() | st.integers(1, 7))

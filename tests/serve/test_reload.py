@@ -81,7 +81,7 @@ def test_reload_under_load_fails_no_request(
         assert process.poll() is None
     assert promises.failures == []
     assert len(promises.versions) == 2
-    assert "the models stay as they are" in output.read_text()
+    assert "the models were not replaced" in output.read_text()
 
 
 def test_reload_over_http_refuses_a_broken_model_and_keeps_the_old_one(

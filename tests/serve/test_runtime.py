@@ -23,7 +23,8 @@ from onnx import TensorProto, helper
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
 from urank.errors import ConfigError, DataError
 from urank.serve.list_ranking import rank_lists
-from urank.serve.models import MISSING, ActiveModels, CandidateArrays, ServedModel, load_served
+from urank.serve.models import ActiveModels, ServedModel, load_served
+from urank.serve.request_arrays import MISSING, CandidateArrays
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.pipeline import ModelFit
@@ -125,7 +126,7 @@ def test_orders_are_those_of_rank(kind: str, seed: int, lengths: list[int], aske
         best = truth.rank(table, method=method, top=asked).partition_by("query_id", maintain_order=True)
         decided = _decided(model, truth, lists.items, table, method)
         for each, want, is_decided in zip(shown, best, decided, strict=True):
-            answer = each.answer(lists, "id")
+            answer = each.to_dict(lists, "id")
             ids = [item["item_id"] for item in answer["items"]]
             assert [item["position"] for item in answer["items"]] == want["position"].to_list()
             if method == "match" and asked < model.positions:
@@ -300,12 +301,12 @@ def test_graphs_of_another_shape_are_refused(folder: Path) -> None:
     ):
         (folder / "clicks.onnx").write_bytes(original)
         graph_of(folder, "clicks.onnx", answers(rows))
-        assert "must give log probabilities of shape [2, 5]" in refusal(folder)
+        assert "must return log probabilities of shape [2, 5]" in refusal(folder)
     (folder / "clicks.onnx").write_bytes(original)
     for rows in ([[1.0, 2.0]], [[float("nan")], [1.0]]):
         shutil.copy(saved("network") / "scorer.onnx", folder / "scorer.onnx")
         graph_of(folder, "scorer.onnx", answers(rows))
-        assert "the scorer must give a finite number for each item" in refusal(folder)
+        assert "the scorer must return a finite number for each item" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +327,8 @@ def test_graphs_of_another_shape_are_refused(folder: Path) -> None:
         ({"method": None}, "damaged"),
         ({"name": None}, "the name must be text"),
         ({"positions": 6}, "shape [2, 6]"),
-        ({"positions": "5"}, "the positions a number"),
-        ({"positions": True}, "the positions a number"),
+        ({"positions": "5"}, "the positions an integer"),
+        ({"positions": True}, "the positions an integer"),
         ({"positions": 0}, "damaged"),
         ({"positions": -5}, "damaged"),
     ],

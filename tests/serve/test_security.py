@@ -370,7 +370,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: tuple[str, psutil.P
         connection.sendall(head("Content-Length: 100") + b"{")
         status, headers, body = answer_of(connection)
     assert (status, body["title"], headers["connection"]) == (408, "Request Timeout", "close")
-    assert body["detail"] == "the body did not come within 1 seconds"
+    assert body["detail"] == "the body did not arrive within 1 seconds"
 
 
 def test_nor_is_one_that_comes_drop_by_drop(server: tuple[str, psutil.Process]) -> None:
@@ -404,7 +404,7 @@ def test_so_many_requests_at_one_time() -> None:
         while (refused := httpx.get(f"{url}/v1/model")).status_code == 200:
             pass  # those above have not been looked at yet
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["detail"] == "at most 2 requests at one time"
+        assert refused.json()["detail"] == "at most 2 concurrent requests"
         assert httpx.get(f"{url}/healthz").status_code == httpx.get(f"{url}/readyz").status_code == 200
         for connection in (first, second):
             connection.sendall(body[-1:])
@@ -479,7 +479,7 @@ def test_nothing_of_the_inside_gets_out(tmp_path: Path) -> None:
     printed = said.read_text()
     assert KEY not in printed
     assert "Traceback" not in printed
-    assert "the models stay as they are" in printed
+    assert "the models were not replaced" in printed
 
 
 def test_the_refusal_of_a_reload_does_not_tell_where_the_model_lies(tmp_path: Path) -> None:

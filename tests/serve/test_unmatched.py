@@ -162,9 +162,9 @@ def test_a_file_that_goes_while_it_is_read(here: Path, there: Path) -> None:
     sealed(here, 1, shown)
     sealed(there, 2, event(shown, "a"))
     (found,) = remote_feedback(here, [there]).values()
-    assert list(found.about()) == [event(shown, "a")]
+    assert list(found.feedback()) == [event(shown, "a")]
     found.path.unlink()
-    assert list(found.about()) == []
+    assert list(found.feedback()) == []
 
 
 def test_a_copy_that_takes_the_write_ahead_files_first_misses_nothing(here: Path, tmp_path: Path) -> None:
