@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.cases import candidates, client, example, frame, loaded, saved
+from serve.cases import candidates, client, example, loaded, saved
 from serve.server import running
 from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
 from urank.serve.feedback_store import new_ranking_id, new_segment
@@ -320,6 +320,7 @@ def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         assert http.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_got_over(tmp_path: Path) -> None:
     """Of a real server, whose files may not grow for a while."""
     with running(saved("trees"), "--log", tmp_path / "log") as (url, process), httpx.Client(base_url=url) as http:
@@ -407,10 +408,3 @@ def test_places_in_a_batch_of_one(name: str) -> None:
     with client("clicks", test=UserSplit(saved("numbers"))) as http:
         body = batch("clicks", [2], **({"method": "score", "user_id": "u"} if name == "method" else {}))
         assert http.post("/v1/rank", json=body).json()["errors"][0]["at"] == f"queries.0.{name}"
-
-
-def test_frames_are_what_they_should_be() -> None:
-    """The helper that turns requests into tables, on which other tests rely."""
-    table = frame([example("trees")])
-    assert table.columns == ["query_id", "item_id", "value", "price", "emb[0]", "2nd rate", "shop", "if"]
-    assert len(table) == 6

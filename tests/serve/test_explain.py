@@ -93,14 +93,6 @@ def test_a_table_that_is_rounded_up_is_no_failure(tmp_path: Path) -> None:
     assert [order["utility"] for order in answer["orders"]] == [2.0, 2.0]
 
 
-def test_scores_are_there_when_there_is_a_scorer() -> None:
-    rng = np.random.default_rng(0)
-    for kind in KINDS:
-        query = {"query_id": "q", "candidates": candidates(loaded(kind), rng, 4)}
-        scores = [item["score"] for item in explained(kind, query)["items"]]
-        assert all((score is None) == (kind in ("clicks", "numbers")) for score in scores)
-
-
 @pytest.mark.parametrize(
     ("orders", "detail", "place"),
     [

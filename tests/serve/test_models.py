@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve.cases import candidates, lists_of, loaded, reader_of, saved
 from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError
-from urank.serve.models import ActiveModels, ModelSources, UserSplit, load_served
+from urank.serve.models import ActiveModels, ModelSources, UserSplit, load_models, load_served
 
 NUMBERS = ("price", "emb[0]", "2nd rate")
 TEXTS = ("shop", "if")

@@ -146,6 +146,7 @@ def operations() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method"), operations())
 def test_answers_are_as_described(api: tuple[Any, requests.Session], path: str, method: str) -> None:
     schema, session = api
@@ -163,6 +164,7 @@ def test_answers_are_as_described(api: tuple[Any, requests.Session], path: str, 
     assert wanted in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*POSTED, "/v1/samples/{number}"])
 def test_so_are_refusals_of_what_is_not_described(api: tuple[Any, requests.Session], path: str) -> None:
     schema, session = api

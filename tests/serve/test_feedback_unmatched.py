@@ -59,12 +59,6 @@ def test_what_others_kept_is_joined_and_they_are_not_changed(here: Path, there: 
     assert files(there) == before
 
 
-def test_without_others_what_was_kept_is_not_read(here: Path) -> None:
-    assert taken_after(here, event(ranking(TWO), "a")).unmatched == 1
-    assert remote_feedback(here, []) == {}
-    assert [source.path for source in remote_feedback(here, [here]).values()] == [here / "unmatched" / f"{ONE}.wal"]
-
-
 def taken_after(folder: Path, *records: FeedbackRecord | ShadowRecord) -> CompactionStats:
     sealed(folder, 1, *records)
     return taken(folder)

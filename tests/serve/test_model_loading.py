@@ -63,28 +63,6 @@ def test_so_are_those_of_networks(fitted: ModelFit, served_model: Path) -> None:
         agree(model, fitted.model, np.random.default_rng(seed))
 
 
-def test_no_text_is_taken_for_another() -> None:
-    """A zero byte ends a text in C; what ONNX Runtime gets must not end there, nor may nothing become something."""
-    model, truth = loaded("network"), ranker("network")
-    texts = ["a", "a\x00", "a\x00b", "\x00a", "", "ä c", "ä", MISSING, "𝄞", "a" * 10_000]
-    n = len(texts)
-    items = CandidateArrays(
-        np.ones((n, 3), dtype=np.float32),
-        np.array([[text, "d"] for text in texts], dtype=object),
-        np.ones(n, dtype=np.float32),
-        np.array([0, n]),
-    )
-    query = {"price": 1.0, "emb[0]": 1.0, "2nd rate": 1.0, "if": "d"}
-    rows = [{"item_id": str(k), "features": {**query, "shop": t}} for k, t in enumerate(texts)]
-    table = frame([{"query_id": "q", "candidates": rows}])
-    scores = np.asarray(model.scores(items))
-    np.testing.assert_allclose(scores, truth.score(table), atol=2e-5)
-    np.testing.assert_allclose(model.log_ctr(items), truth.log_ctr(table), atol=2e-5)
-    known, unknown = scores[texts.index("a")], scores[texts.index(MISSING)]
-    assert abs(known - unknown) > 1e-3
-    assert abs(scores[texts.index("a\x00")] - unknown) < 1e-6
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_numbers_give_finite_answers(kind: str) -> None:
     model = loaded(kind)
@@ -213,6 +191,7 @@ def test_cut_off_missing_and_foreign_files_are_refused(folder: Path, name: str) 
     refusal(folder)
 
 
+@pytest.mark.slow
 def test_trees_that_were_cut_off_are_refused_before_lightgbm_sees_them(trees: Path) -> None:
     """LightGBM ends the process over many of these, so they are read by another one."""
     whole = (trees / "scorer.txt").read_bytes()
@@ -261,17 +240,6 @@ def graph_of(folder: Path, name: str, change: Callable[[onnx.GraphProto], None])
     model = onnx.load(folder / name)
     change(model.graph)
     (folder / name).write_bytes(model.SerializeToString())
-
-
-def test_graphs_of_another_width_are_refused(folder: Path) -> None:
-    """One that takes anything is as wrong as one that takes more."""
-
-    def wider(graph: onnx.GraphProto) -> None:
-        answers([[-1.0] * 5] * 2)(graph)
-        graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
-
-    graph_of(folder, "clicks.onnx", wider)
-    assert "the graphs must take the features of features.json" in refusal(folder)
 
 
 def answers(rows: list[list[float]]) -> Callable[[onnx.GraphProto], None]:
@@ -339,14 +307,6 @@ def test_a_manifest_that_makes_no_sense_is_refused(folder: Path, changes: dict[s
     assert words in refusal(folder)
 
 
-@pytest.mark.parametrize("key", ["name", "method", "positions", "scorer"])
-def test_so_is_one_that_lacks_something(folder: Path, key: str) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest[key]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    refusal(folder)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -401,6 +361,7 @@ def test_the_version_is_that_of_the_files(tmp_path: Path, folder: Path) -> None:
     assert load_served(folder).version == version
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_replaced_again_and_again_is_never_mixed(tmp_path: Path) -> None:
     """Two models take turns under one name, by renames, and come back to it: what is loaded is the one or the other."""
     names = {}
@@ -435,6 +396,7 @@ def test_a_folder_that_is_replaced_again_and_again_is_never_mixed(tmp_path: Path
     assert set(seen) <= set(names)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_moved_again_and_again_is_never_mixed(tmp_path: Path) -> None:
     """As those do who keep releases side by side: the link is replaced by one rename, so there is always a model."""
     versions = {loaded("trees", seed).version for seed in (0, 1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -177,16 +176,6 @@ def test_categories_may_be_numbers() -> None:
         assert read(table(c=column)).items.categorical[:, 0].tolist() == wanted
 
 
-def test_frames_of_polars() -> None:
-    plain = pl.DataFrame(table())
-    plain = plain if isinstance(plain, pl.DataFrame) else plain.to_frame()
-    kinds = [{}, {"c": pl.Categorical(), "query_id": pl.Categorical()}, {"c": pl.Enum(["red", "", "blue"])}]
-    for kind in kinds:
-        body = io.BytesIO()
-        plain.cast(kind).write_ipc_stream(body)
-        assert same(read(body.getvalue()), read(table()))
-
-
 def test_nan_is_missing_and_infinity_refused() -> None:
     found = read(table(a=[float("nan"), 1, 2, 3]))
     assert np.isnan(found.items.numeric[0, 0])
@@ -338,18 +327,6 @@ def test_texts_that_many_rows_share_do_not_grow(number: int, name: str) -> None:
     assert grown.bytes < 2**26
 
 
-def test_so_do_those_of_several_columns() -> None:
-    """Each of two is small enough, both together are not."""
-    n = 10_000
-    shared = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int8)), pa.array(["x" * 1_000]))
-    ids = [str(row) for row in range(n)]
-    columns = {"query_id": ["q"] * n, "item_id": ids, "a": pa.nulls(n), "b": pa.nulls(n), "c": shared, "d": ids}
-    assert (
-        len(read(stream(pa.table(columns)), CandidateReader(("a", "b"), ("c", "d"), Limits(candidates=n))).items) == n
-    )
-    assert refusal(stream(pa.table(columns | {"d": shared}))).status == 413
-
-
 VALID = [
     stream(table(value=[1.0, 2, 3, 4], positions=[2] * 4, user_id=["u"] * 4), 2),
     stream(table(**{name: table()[name].dictionary_encode() for name in ("query_id", "c", "d")}), 2),
@@ -393,24 +370,10 @@ def answered(body: bytes) -> RequestLists | Problem:
     return found
 
 
+@pytest.mark.slow
 @given(mutated())
 def test_mutated_streams_are_read_or_refused(body: bytes) -> None:
     answered(body)
-
-
-def test_a_great_many_of_them_are() -> None:
-    """Faster than a strategy: 10,000 streams with up to four bytes changed, of which some are still read."""
-    rng, read_, refused = np.random.default_rng(5), 0, 0
-    for number in range(10_000):
-        body = np.frombuffer(VALID[number % len(VALID)], dtype=np.uint8).copy()
-        places = rng.integers(len(body), size=rng.integers(1, 5))
-        body[places] = rng.integers(256, size=len(places))
-        if isinstance(answered(body.tobytes()), RequestLists):
-            read_ += 1
-        else:
-            refused += 1
-    assert read_ > 100
-    assert refused > 1_000
 
 
 @given(st.binary(max_size=200))

@@ -59,35 +59,6 @@ def test_as_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "title"),
-    [
-        (400, "Bad Request"),
-        (401, "Unauthorized"),
-        (403, "Forbidden"),
-        (404, "Not Found"),
-        (405, "Method Not Allowed"),
-        (408, "Request Timeout"),
-        (409, "Conflict"),
-        (413, "Content Too Large"),
-        (415, "Unsupported Media Type"),
-        (421, "Misdirected Request"),
-        (422, "Unprocessable Content"),
-        (500, "Internal Server Error"),
-        (503, "Service Unavailable"),
-    ],
-)
-def test_titles_are_those_of_http(status: int, title: str) -> None:
-    """Those of RFC 9110, whatever the version of Python calls them."""
-    assert sent(Problem(status, "x"))["title"] == title
-
-
-def test_few_and_short_places_are_told() -> None:
-    found = sent(Problem(422, "x", [("a" * 10_000, "b" * 10_000)] * 50))
-    assert len(found["errors"]) == MAX_ERRORS
-    assert all(len(each["at"]) < 300 and len(each["problem"]) < 300 for each in found["errors"])
-
-
-@pytest.mark.parametrize(
     "body", ["", "{", '{"query_id": "q"', "[1, 2", "nul", "{'a': 1}", '{"a": 1,}', "\ud7ff", '"\\ud800"']
 )
 def test_what_is_no_json(body: str) -> None:

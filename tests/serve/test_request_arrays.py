@@ -67,26 +67,6 @@ def test_features_become_arrays(rows: list[tuple[Any, ...]], random: Any) -> Non
     assert items.offsets.tolist() == [0, len(rows)]
 
 
-@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8))
-def test_so_do_numbers_alone(rows: list[tuple[Any, ...]]) -> None:
-    """Which go another way, that trusts the parser."""
-    candidates = [{"item_id": str(n), "features": dict(zip(NUMBERS, row, strict=True))} for n, row in enumerate(rows)]
-    items = lists_of(reader(categorical=()), [query(*candidates)]).items
-    wanted = np.array([[np.nan if each is None else each for each in row] for row in rows]).astype(np.float32)
-    np.testing.assert_array_equal(items.numeric, wanted)
-    assert items.categorical.shape == (len(rows), 0)
-
-
-@pytest.mark.parametrize(("numeric", "categorical"), [((), ("brand",)), (("price",), ()), ((), ())])
-def test_few_features(numeric: tuple[str, ...], categorical: tuple[str, ...]) -> None:
-    features = {"price": 2.5, "brand": "x"}
-    given_ = {name: features[name] for name in (*numeric, *categorical)}
-    found = reader(numeric, categorical)
-    items = lists_of(found, [query({"item_id": "a", "features": given_}, {"item_id": "b", "features": given_})]).items
-    assert items.numeric.tolist() == [[2.5] * len(numeric)] * 2
-    assert items.categorical.tolist() == [["x"] * len(categorical)] * 2
-
-
 def test_what_belongs_to_lists() -> None:
     first = query(candidate("a") | {"value": 2.5}, candidate("b"), user_id="u", positions=3, method="match")
     lists = lists_of(reader(), [first, query(candidate("a")) | {"query_id": "r"}])
