@@ -66,7 +66,7 @@ def _peer(kind: str) -> None:
     from fastapi import FastAPI, Request
 
     from urank.serve.processes import open_socket
-    from urank.serve.schemas import NumericFeatures, RankQuery
+    from urank.serve.request_schemas import NumericFeatures, RankQuery
 
     app = FastAPI()
     query_type = RankQuery[NumericFeatures]

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from serve.server import running, save_served
 from urank.client import AsyncClient, Client, RankedItem, Ranking, Reloaded, ServerError
-from urank.client.errors import refused
-from urank.client.transport import FIRST_PAUSE, LONGEST_PAUSE, pause
+from urank.client.client_errors import refusal_error
+from urank.client.transport import FIRST_DELAY, MAX_DELAY, retry_delay
 from urank.errors import ConfigError, DataError, UrankError
 
 if TYPE_CHECKING:  # torch is slow to load
@@ -117,7 +118,7 @@ def test_a_ranking_says_what_the_server_says(place: Place, client: Client) -> No
     assert (asked.ids, asked.method) == (ranking.ids, "match")
     assert asked.utility == pytest.approx(ranking.utility, rel=1e-6)
     assert asked.ranking_id != ranking.ranking_id
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(ValidationError):
         ranking.utility = 0.0  # type: ignore[misc]
 
 
@@ -241,14 +242,14 @@ def test_shadow_test_and_exploration_are_told(place: Place, tmp_path: Path) -> N
     ):
         facts = client.model()
         ranking = client.rank(place.one, query_id="q", user_id="u7")
-        with pytest.raises(ServerError, match="a test is running, which needs to know the user") as refusal:
+        with pytest.raises(ServerError, match="an A/B test is running") as refusal:
             client.rank(place.one, query_id="q")
     assert facts.explore == "swap:1"
     assert (facts.shadow and facts.shadow.version) == (facts.test and facts.test.version) == facts.version
     assert (facts.test and (facts.test.name, facts.test.share)) == ("spring", 0.25)
     assert ranking.arm in ("A", "B")
     assert ranking.policy == f"{facts.version}+swap"
-    assert refusal.value.errors == (("user_id", "is needed"),)
+    assert refusal.value.errors == (("user_id", "is required"),)
 
 
 def test_ready_while_it_serves_and_not_after(place: Place) -> None:
@@ -269,7 +270,7 @@ def test_reload_tells_the_version_that_is_served_now(place: Place, tmp_path: Pat
     shutil.copytree(place.model, model)
     with running(model, environment={"URANK_API_KEY": KEY}) as (url, _), Client(url, key=KEY) as client:
         version = client.model().version
-        assert client.reload() == Reloaded(version, changed=False)
+        assert client.reload() == Reloaded(version=version, changed=False, status="unchanged")
         (model / "manifest.json").write_text("{}")
         with pytest.raises(ServerError, match="the old one stays") as refusal:
             client.reload()
@@ -284,7 +285,7 @@ def test_the_key_is_shown_to_the_server_and_to_nobody_else(place: Place, monkeyp
     with running(place.model, environment={"URANK_API_KEY": KEY}) as (url, _):
         with Client(url, key=f"{KEY}\n") as client:
             assert client.model().positions > 0
-        with Client(url) as client, pytest.raises(ServerError, match="401: a key is needed"):
+        with Client(url) as client, pytest.raises(ServerError, match="401: a key is required"):
             client.model()
         wrong = KEY[::-1]
         with Client(url, key=wrong) as client, pytest.raises(ServerError, match="401: the key is wrong") as refusal:
@@ -297,8 +298,8 @@ def test_the_key_is_shown_to_the_server_and_to_nobody_else(place: Place, monkeyp
         client.model()
     assert isinstance(failure.value.__cause__, httpx.RequestError)
     shown = [client, refusal.value, failure.value, vars(failure.value), failure.value.__cause__.request.headers]
-    assert client._settings.key == KEY
-    text = "".join(f"{each!r} {each!s}" for each in [*shown, client._settings, AsyncClient(url)])
+    assert client._connection.key == KEY
+    text = "".join(f"{each!r} {each!s}" for each in [*shown, client._connection, AsyncClient(url)])
     assert KEY not in text
     assert wrong not in text
     assert f"Client('{url}')" in text
@@ -327,13 +328,13 @@ def test_a_key_that_is_none_is_refused_without_showing_it(key: str, monkeypatch:
 
 @pytest.mark.parametrize("address", ["", "localhost:8000", "ftp://host", "http://", "http://h:x", "http://h/?a=1"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"^address must be that of a server, as http://127.0.0.1:8000; got '"):
+    with pytest.raises(ConfigError, match=r"^address must be the URL of a server, as http://127.0.0.1:8000; got '"):
         Client(address)
 
 
 def test_arguments_out_of_range_are_refused() -> None:
     address = "http://127.0.0.1:8000"
-    with pytest.raises(ConfigError, match=r"^address must not hold a name or password; pass key, or") as refusal:
+    with pytest.raises(ConfigError, match="must not contain a user name or password") as refusal:
         Client("http://me:secret@127.0.0.1:8000")
     assert "secret" not in str(refusal.value)
     for wrong in (0, -1.0, float("nan"), float("inf")):
@@ -355,10 +356,10 @@ def test_a_refusal_is_one_sentence_with_its_places(place: Place, client: Client)
     assert isinstance(error, UrankError)
     assert error.status == 422
     assert error.detail == "the features are not those of the model; see /v1/model"
-    assert error.errors[0] == ("candidates.0.features.f1", "is needed; send null where it is missing")
+    assert error.errors[0] == ("candidates.0.features.f1", "is required; send null if it is missing")
     assert len(error.errors) == 5
     assert str(error).startswith(
-        f"{place.url} refused /v1/rank with 422: {error.detail} (candidates.0.features.f1 is ne"
+        f"{place.url} refused /v1/rank with 422: {error.detail} (candidates.0.features.f1 is re"
     )
     assert str(error).endswith("; and 2 more)")
 
@@ -366,7 +367,7 @@ def test_a_refusal_is_one_sentence_with_its_places(place: Place, client: Client)
 @given(st.text(), st.lists(st.tuples(st.text(), st.text()), max_size=5))
 def test_what_a_server_says_never_breaks_a_sentence(detail: str, places: list[tuple[str, str]]) -> None:
     problem = {"detail": detail, "errors": [{"at": at, "problem": text} for at, text in places]}
-    error = refused(httpx.Response(422, json=problem), "http://h", "/v1/rank")
+    error = refusal_error(httpx.Response(422, json=problem), "http://h", "/v1/rank")
     assert len(str(error).splitlines()) == 1
     assert len(error.errors) == len(places)
 
@@ -481,9 +482,9 @@ def test_too_many_at_once_are_told_so() -> None:
 
 @given(st.integers(0, 100), st.floats(0, 1))
 def test_a_pause_grows_up_to_a_bound_and_half_of_it_is_chance(attempt: int, chance: float) -> None:
-    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**attempt)
-    assert longest / 2 <= pause(attempt, chance) <= longest
-    assert pause(attempt, chance) <= pause(attempt + 1, chance)
+    longest = min(MAX_DELAY, FIRST_DELAY * 2.0**attempt)
+    assert longest / 2 <= retry_delay(attempt, chance) <= longest
+    assert retry_delay(attempt, chance) <= retry_delay(attempt + 1, chance)
 
 
 # Async, imports and the page

@@ -46,10 +46,10 @@ def test_feedback(folder: Path, command: Any) -> None:
     result = command("feedback", folder, "--window", 0)
     assert (result.code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "120 rankings with 360 impressions, 180 clicks and 0 conversions came into the log",
+        "120 rankings with 360 impressions, 180 clicks and 0 conversions exported",
         "feedback: 0 late, 0 repeated, 0 unmatched",
-        "write-ahead files that wait: 1 (still written to, or with clicks on such)",
-        f"learn from it: urank prepare {folder / 'log'} -o prepared",
+        "write-ahead files waiting: 1 (still written to, or with clicks on such)",
+        f"next: urank prepare {folder / 'log'} -o prepared",
     ]
     later = ranking(active.name, columns=VALUED)
     active.write(later, event(later, "a"), event(later, "a"), event(later, "z"), event(shown, "a", value=2.0))
@@ -60,22 +60,22 @@ def test_feedback(folder: Path, command: Any) -> None:
     sealed(folder, 4, event(clicked, "c"))
     result = command("feedback", folder, "--window", 0)
     assert result.stdout.splitlines() == [
-        "2 rankings with 6 impressions, 2 clicks and 0 conversions came into the log",
+        "2 rankings with 6 impressions, 2 clicks and 0 conversions exported",
         "feedback: 1 late, 1 repeated, 1 unmatched",
         "values left out, since their rankings were logged without values: 1",
-        "left out: 8 bytes of writes that were cut off, 0 damaged bytes",
+        "skipped: 8 bytes of interrupted writes, 0 damaged bytes",
         "the shadow had the same item first in 1 of 2 rankings (50.0%)",
         f"columns changed, so there are 2 logs: {folder / 'log'}, {folder / 'log-2'}",
-        f"learn from it: urank prepare {folder / 'log'} -o prepared",
+        f"next: urank prepare {folder / 'log'} -o prepared",
     ]
 
 
 def test_what_is_within_the_window_waits(folder: Path, command: Any) -> None:
     result = command("feedback", folder)
     assert result.stdout.splitlines() == [
-        "0 rankings with 0 impressions, 0 clicks and 0 conversions came into the log",
+        "0 rankings with 0 impressions, 0 clicks and 0 conversions exported",
         "feedback: 0 late, 0 repeated, 0 unmatched",
-        "write-ahead files that wait: 2 (still written to, within 600 s of the last write, or with clicks on such)",
+        "write-ahead files waiting: 2 (still written to, within 600 s of the last write, or with clicks on such)",
     ]
     assert not (folder / "log").exists()
 
@@ -124,9 +124,9 @@ def test_several_servers(tmp_path: Path, command: Any) -> None:
     sealed(there, 2, lists[1], *clicks[1:])
     first = command("feedback", here, "--window", 0)
     assert first.stdout.splitlines() == [
-        "1 rankings with 3 impressions, 1 clicks and 0 conversions came into the log",
+        "1 rankings with 3 impressions, 1 clicks and 0 conversions exported",
         "feedback: 0 late, 0 repeated, 1 unmatched",
-        f"learn from it: urank prepare {here / 'log'} -o prepared",
+        f"next: urank prepare {here / 'log'} -o prepared",
     ]
     assert command("feedback", there, "--window", 0, "-q").code == 0
     told = []
@@ -143,7 +143,7 @@ def test_several_servers(tmp_path: Path, command: Any) -> None:
 
 
 def test_refusals(folder: Path, tmp_path: Path, command: Any) -> None:
-    missing = f"{tmp_path} is not a feedback log, as `urank serve --log` keeps it: it has no folder wal"
+    missing = f"{tmp_path} is not a feedback log, of `urank serve --log`: it has no folder wal"
     assert command("feedback", tmp_path).refusal == missing
     assert list(tmp_path.iterdir()) == [folder]
     refusal = command("feedback", folder, "--with", folder, "--with", tmp_path).refusal
@@ -152,7 +152,7 @@ def test_refusals(folder: Path, tmp_path: Path, command: Any) -> None:
     with (folder / "compact.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refusal = command("feedback", folder).refusal
-    assert refusal == f"{folder} is being turned into a log by another process; wait until that has ended"
+    assert refusal == f"{folder} is being exported by another process; wait until that has ended"
     result = command("feedback", folder, "--window", -1)
     assert result.code == 2
     assert "'--window'" in result.stderr

@@ -69,8 +69,8 @@ def test_help_names_every_option_with_a_sentence(command: Any) -> None:
         (("--log", "new", "--explore", "magic:0.1"), "swap:SHARE"),
         (("--log", "new", "--explore", "swap"), "swap:SHARE"),
         (("--log", "new", "--explore", "swap:2"), "above 0 and at most 1; got 2"),
-        (("--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from outside, so a key is needed"),  # noqa: S104
-        (("--host", "::"), "--host :: can be reached from outside, so a key is needed"),
+        (("--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from outside, so a key is required"),  # noqa: S104
+        (("--host", "::"), "--host :: can be reached from outside, so a key is required"),
         (("--key-file", "absent"), "--key-file absent cannot be read"),
         (("--key-file", "."), "--key-file . cannot be read"),
         (("--test", "absent", "--test-share", "1"), "must be above 0 and below 1; got 1"),
@@ -155,7 +155,7 @@ def test_a_bad_key_is_refused_and_not_told(
 ) -> None:
     file = tmp_path / "key"
     file.write_text(key, encoding="utf-8")
-    rule = "must hold a key of at least 16 printable ASCII characters without spaces"
+    rule = "must be a key of at least 16 printable ASCII characters without spaces"
     assert command("serve", model, "--port", 0, "--key-file", file).refusal == f"--key-file {file} {rule}"
     if key:
         monkeypatch.setenv("URANK_API_KEY", key)

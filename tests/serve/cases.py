@@ -15,11 +15,10 @@ import numpy as np
 import polars as pl
 
 from urank.serve.app import build_app
-from urank.serve.models import ActiveModels, ServedModel, Sources, load_served
-from urank.serve.openapi import body_models
-from urank.serve.request_arrays import Reader, RequestLists
-from urank.serve.schemas import Limits
-from urank.serve.settings import ServeConfig
+from urank.serve.models import ActiveModels, ModelSources, ServedModel, load_served
+from urank.serve.request_arrays import CandidateReader, RequestLists
+from urank.serve.request_schemas import Limits, request_models
+from urank.serve.server_settings import ServeConfig
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another version of httpx
@@ -130,15 +129,15 @@ def frame(queries: Sequence[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def reader_of(served: ActiveModels | ServedModel, *, ignore_unknown: bool = False, **limits: Any) -> Reader:
+def reader_of(served: ActiveModels | ServedModel, *, ignore_unknown: bool = False, **limits: Any) -> CandidateReader:
     """What reads requests for a model."""
     served = ActiveModels(served) if isinstance(served, ServedModel) else served
-    return Reader(served.numeric, served.categorical, Limits(**limits), ignore_unknown=ignore_unknown)
+    return CandidateReader(served.numeric, served.categorical, Limits(**limits), ignore_unknown=ignore_unknown)
 
 
-def lists_of(reader: Reader, queries: Sequence[dict[str, Any]], *, batch: bool = True) -> RequestLists:
+def lists_of(reader: CandidateReader, queries: Sequence[dict[str, Any]], *, batch: bool = True) -> RequestLists:
     """Requests as arrays, by way of the types that parse bodies."""
-    model = body_models(bool(reader.categorical), Limits(candidates=10**6, queries=10**6))["RankQuery"]
+    model = request_models(bool(reader.categorical), Limits(candidates=10**6, queries=10**6))["RankQuery"]
     return reader.lists([model.model_validate(query) for query in queries], batch=batch)
 
 
@@ -148,6 +147,6 @@ def client(kind: str | Path = "trees", **settings: Any) -> Iterator[TestClient]:
     main = saved(kind) if isinstance(kind, str) else kind
     sources = {key: settings.pop(key) for key in ("method", "shadow", "test") if key in settings}
     headers = settings.pop("headers", None)
-    config = ServeConfig(sources=Sources(main=main, **sources), **settings)
+    config = ServeConfig(sources=ModelSources(main=main, **sources), **settings)
     with TestClient(build_app(config), base_url="http://127.0.0.1", headers=headers) as found:
         yield found

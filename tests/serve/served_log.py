@@ -13,7 +13,7 @@ import polars as pl
 
 from urank.serve.feedback_export import CompactionStats, compact
 from urank.serve.feedback_store import (
-    Columns,
+    FeedbackColumns,
     FeedbackRecord,
     RankingRecord,
     Record,
@@ -28,8 +28,8 @@ from urank.serve.feedback_store import (
     segment_path,
 )
 
-PLAIN = Columns(("price", "age"), ("brand",), value=False, explored=False)
-VALUED = Columns(("price", "age"), ("brand",), value=True, explored=True)
+PLAIN = FeedbackColumns(("price", "age"), ("brand",), value=False, explored=False)
+VALUED = FeedbackColumns(("price", "age"), ("brand",), value=True, explored=True)
 
 Row = tuple[object, ...]
 
@@ -42,7 +42,7 @@ def ranking(
     segment: str,
     items: Sequence[str] = ("a", "b", "c"),
     *,
-    columns: Columns = PLAIN,
+    columns: FeedbackColumns = PLAIN,
     query: str = "q",
     user: str | None = None,
     arm: str | None = None,

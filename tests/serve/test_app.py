@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.cases import candidates, client, example, frame, loaded, saved
+from serve.cases import candidates, client, example, loaded, saved
 from serve.server import running
+from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
 from urank.serve.feedback_store import new_ranking_id, new_segment
-from urank.serve.models import SplitTest
-from urank.serve.ranking import Exploration
-from urank.serve.schemas import PROBLEM_JSON, Accepted, ExplainAnswer, Limits, RankAnswer, RankingsAnswer, Reloaded
+from urank.serve.list_ranking import Exploration
+from urank.serve.models import UserSplit
+from urank.serve.request_schemas import PROBLEM_JSON, Limits
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = {"x-api-key": KEY}
@@ -54,7 +55,7 @@ def refusal(answer: httpx.Response, status: int) -> str:
 
 
 def test_what_is_served_is_told() -> None:
-    test = SplitTest(saved("numbers"), 0.25, "a test")
+    test = UserSplit(saved("numbers"), 0.25, "a test")
     with client("trees", shadow=saved("network"), test=test, method="match") as http:
         facts = http.get("/v1/model").json()
     trees = loaded("trees")
@@ -78,15 +79,15 @@ def test_exploration_and_the_log_are_told(tmp_path: Path) -> None:
 def test_ranking_and_explaining() -> None:
     with client("trees") as http:
         one = http.post("/v1/rank", json=example("trees")).json()
-        RankAnswer.model_validate(one)
+        Ranking.model_validate(one)
         several = http.post("/v1/rank", json=batch("trees", [3, 1, 8])).json()
-        RankingsAnswer.model_validate(several)
+        RankingBatch.model_validate(several)
         assert [len(each["items"]) for each in several["rankings"]] == [3, 1, 5]
         only = http.post("/v1/rank", json=batch("trees", [2])).json()
         assert list(only) == ["rankings"]
         query = {key: value for key, value in example("trees").items() if key != "query_id"}
         explained = http.post("/v1/explain", json=query).json()
-        ExplainAnswer.model_validate(explained)
+        Explanation.model_validate(explained)
         by_score = next(order for order in explained["orders"] if order["name"] == "score")
         assert by_score["items"] == [item["item_id"] for item in one["items"]]
         identities = [one["ranking_id"], *(each["ranking_id"] for each in several["rankings"])]
@@ -144,7 +145,7 @@ def test_paths_and_methods_that_are_not_there() -> None:
             assert refusal(http.get(path), 404) == "there is nothing at this path"
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"):
             answer = http.request(method, "/v1/rank")
-            assert refusal(answer, 405) == "this path does not take that method"
+            assert refusal(answer, 405) == "this path does not support that method"
             assert answer.headers["allow"] == "POST"
         assert http.post("/v1/model").headers["allow"] == "GET"
         head = http.head("/nothing")
@@ -153,7 +154,7 @@ def test_paths_and_methods_that_are_not_there() -> None:
 
 
 def test_metrics_count() -> None:
-    with client("trees", shadow=saved("network"), test=SplitTest(saved("numbers"), 0.5)) as http:
+    with client("trees", shadow=saved("network"), test=UserSplit(saved("numbers"), 0.5)) as http:
         lists = batch("trees", [4] * 20)
         for number, query in enumerate(lists["queries"]):
             query["user_id"] = f"u{number}"
@@ -319,6 +320,7 @@ def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         assert http.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_got_over(tmp_path: Path) -> None:
     """Of a real server, whose files may not grow for a while."""
     with running(saved("trees"), "--log", tmp_path / "log") as (url, process), httpx.Client(base_url=url) as http:
@@ -344,7 +346,7 @@ def test_what_fails_here_is_not_told_there(monkeypatch: pytest.MonkeyPatch, capl
 
         monkeypatch.setattr(service, "rank", fail)
         answer = http.post("/v1/rank", json=example("trees"))
-        assert refusal(answer, 500) == "something went wrong here; the server's log has it"
+        assert refusal(answer, 500) == "an internal error occurred; see the server's log"
         assert "secret" not in answer.text
         assert "a secret of /srv/models" in caplog.text
         assert http.get("/healthz").status_code == 200
@@ -361,8 +363,8 @@ def test_answers_are_json_whatever_the_values() -> None:
             text = http.post("/v1/rank", json={**body, "method": method, "positions": 9}).text
             assert "NaN" not in text
             assert "Infinity" not in text
-            RankAnswer.model_validate_json(text)
-        ExplainAnswer.model_validate_json(http.post("/v1/explain", json={"candidates": body["candidates"]}).text)
+            Ranking.model_validate_json(text)
+        Explanation.model_validate_json(http.post("/v1/explain", json={"candidates": body["candidates"]}).text)
 
 
 def test_ids_are_given_back_as_they_came() -> None:
@@ -403,13 +405,6 @@ def test_the_same_request_has_the_same_answer() -> None:
 
 @pytest.mark.parametrize("name", ["user_id", "method"])
 def test_places_in_a_batch_of_one(name: str) -> None:
-    with client("clicks", test=SplitTest(saved("numbers"))) as http:
+    with client("clicks", test=UserSplit(saved("numbers"))) as http:
         body = batch("clicks", [2], **({"method": "score", "user_id": "u"} if name == "method" else {}))
         assert http.post("/v1/rank", json=body).json()["errors"][0]["at"] == f"queries.0.{name}"
-
-
-def test_frames_are_what_they_should_be() -> None:
-    """The helper that turns requests into tables, on which other tests rely."""
-    table = frame([example("trees")])
-    assert table.columns == ["query_id", "item_id", "value", "price", "emb[0]", "2nd rate", "shop", "if"]
-    assert len(table) == 6

@@ -28,6 +28,8 @@ from urank.client import Client
 from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.serve.feedback_export import CompactionStats, compact
 
+pytestmark = pytest.mark.slow
+
 SHARE = 0.2
 ROUNDS = 4
 QUERIES = 1_000

@@ -9,11 +9,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import polars as pl
+import pytest
 
 import urank
 from serve.load import Promises, load
 from serve.server import running
 from urank.serve.feedback_export import compact
+
+pytestmark = pytest.mark.slow
 
 KILLS = 10
 

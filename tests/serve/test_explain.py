@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from serve.cases import KINDS, candidates, lists_of, loaded, reader_of, saved
+from urank.client.wire_schemas import Explanation
 from urank.ranking.utility import utility, utility_of_items
+from urank.serve.list_ranking import explain, rank_lists
 from urank.serve.models import ActiveModels, load_served
-from urank.serve.ranking import explain, rank_lists
-from urank.serve.schemas import ExplainAnswer, Problem
+from urank.serve.request_schemas import Problem
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -34,7 +35,7 @@ def test_utilities_are_those_of_the_table(kind: str, seed: int, count: int, aske
     ids = [each["item_id"] for each in query["candidates"]]
     mine = [ids[place] for place in rng.permutation(count)[: rng.integers(1, count + 1)]]
     answer = explained(kind, query, {"mine": mine})
-    ExplainAnswer.model_validate(answer)
+    Explanation.model_validate(answer)
     places = min(asked or 5, 5)
     assert answer["positions"] == places
     assert [item["item_id"] for item in answer["items"]] == ids
@@ -67,7 +68,7 @@ def test_it_is_what_ranking_shows(kind: str, seed: int, count: int, asked: int |
     for order in answer["orders"]:
         lists = lists_of(reader_of(model), [{**query, "method": order["name"]}])
         (shown,) = rank_lists(ActiveModels(model), lists, exploration=None, rng=rng)
-        ranked = shown.answer(lists, "id")
+        ranked = shown.to_dict(lists, "id")
         assert [item["item_id"] for item in ranked["items"]] == order["items"]
         assert ranked["utility"] == pytest.approx(order["utility"])
         assert [item["utility"] for item in ranked["items"]] == pytest.approx(order["utilities"])
@@ -92,19 +93,11 @@ def test_a_table_that_is_rounded_up_is_no_failure(tmp_path: Path) -> None:
     assert [order["utility"] for order in answer["orders"]] == [2.0, 2.0]
 
 
-def test_scores_are_there_when_there_is_a_scorer() -> None:
-    rng = np.random.default_rng(0)
-    for kind in KINDS:
-        query = {"query_id": "q", "candidates": candidates(loaded(kind), rng, 4)}
-        scores = [item["score"] for item in explained(kind, query)["items"]]
-        assert all((score is None) == (kind in ("clicks", "numbers")) for score in scores)
-
-
 @pytest.mark.parametrize(
     ("orders", "detail", "place"),
     [
-        ({"mine": ["i000", "nobody"]}, "an order names candidates", "orders.mine.1"),
-        ({"mine": ["i000", "i001", "i000"]}, "an order names each candidate once", "orders.mine"),
+        ({"mine": ["i000", "nobody"]}, "an order must consist of candidates", "orders.mine.1"),
+        ({"mine": ["i000", "i001", "i000"]}, "an order must contain each candidate at most once", "orders.mine"),
         ({"fine": ["i000"], "match": ["i000"]}, "'match' is a method; an order needs another name", "orders.match"),
     ],
 )

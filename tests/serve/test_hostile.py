@@ -27,6 +27,8 @@ from serve.cases import example, saved
 from serve.hostile import JSON, Request, changed_bodies, hostile_requests, valid_bodies, valid_stream
 from serve.server import running
 
+pytestmark = pytest.mark.slow
+
 COUNT = 1_200
 WARM = 300
 GROWTH = 48 * 2**20

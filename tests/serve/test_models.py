@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serve.cases import candidates, lists_of, loaded, reader_of, saved
 from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError
-from urank.serve.models import ActiveModels, Sources, SplitTest, load, load_served
+from urank.serve.models import ActiveModels, ModelSources, UserSplit, load_models, load_served
 
 NUMBERS = ("price", "emb[0]", "2nd rate")
 TEXTS = ("shop", "if")
@@ -61,7 +61,7 @@ def test_each_takes_its_own_features(tmp_path: Path) -> None:
             for each in query["candidates"]
         ]
         wanted = lists_of(reader_of(loaded("trees")), [{"query_id": "q", "candidates": own}]).items
-        found = served.of(model, items)
+        found = served.inputs_of(model, items)
         np.testing.assert_array_equal(found.numeric, wanted.numeric)
         assert found.categorical.tolist() == wanted.categorical.tolist()
         np.testing.assert_array_equal(model.log_ctr(found), loaded("trees").log_ctr(wanted))
@@ -71,9 +71,9 @@ def test_each_takes_its_own_features(tmp_path: Path) -> None:
 def test_a_feature_is_of_one_kind(tmp_path: Path) -> None:
     folder = other_features(saved("trees"), tmp_path / "other", shop="price", price="shop")
     with pytest.raises(
-        DataError, match=r"the feature '(shop|price)' is a number to one model and a category to another"
+        DataError, match=r"the feature '(shop|price)' is numeric in one model and categorical in another"
     ):
-        load(Sources(saved("trees"), shadow=folder))
+        load_models(ModelSources(saved("trees"), shadow=folder))
 
 
 def test_methods() -> None:
@@ -81,28 +81,30 @@ def test_methods() -> None:
     assert served.method_of(served.main) == "score"
     assert served.method_of(loaded("numbers")) == "match"
     assert served.method_of(served.main, "ctr1") == "ctr1"
-    assert ActiveModels(loaded("trees"), asked="match").method_of(loaded("trees")) == "match"
+    assert ActiveModels(loaded("trees"), default_method="match").method_of(loaded("trees")) == "match"
     with pytest.raises(ConfigError, match="the model ranks by match, ctr1; got 'score'"):
-        ActiveModels(loaded("trees"), loaded("numbers"), asked="score")
+        ActiveModels(loaded("trees"), loaded("numbers"), default_method="score")
 
 
 def test_loading() -> None:
-    served = load(Sources(saved("trees"), "match", saved("numbers"), SplitTest(saved("clicks"), 0.3, "name")))
+    served = load_models(
+        ModelSources(saved("trees"), "match", saved("numbers"), UserSplit(saved("clicks"), 0.3, "name"))
+    )
     assert served.main.version == loaded("trees").version
     assert served.shadow is not None
     assert served.shadow.version == loaded("numbers").version
     assert served.other is not None
     assert served.other.version == loaded("clicks").version
-    assert (served.asked, served.test) == ("match", SplitTest(saved("clicks"), 0.3, "name"))
+    assert (served.default_method, served.test) == ("match", UserSplit(saved("clicks"), 0.3, "name"))
     with pytest.raises(DataError, match="absent is not a urank model"):
-        load(Sources(saved("trees"), shadow=Path("absent")))
+        load_models(ModelSources(saved("trees"), shadow=Path("absent")))
     with pytest.raises(DataError, match="absent is not a urank model"):
-        load(Sources(saved("trees"), test=SplitTest(Path("absent"))))
+        load_models(ModelSources(saved("trees"), test=UserSplit(Path("absent"))))
 
 
 @given(st.floats(0.01, 0.99), st.text(min_size=1), st.lists(st.text(min_size=1, max_size=9), min_size=1))
 def test_arms(share: float, name: str, users: list[str]) -> None:
-    test = SplitTest(Path("other"), share, name)
+    test = UserSplit(Path("other"), share, name)
     wanted = assign_arms(pl.Series(users, dtype=pl.String), {"A": 1 - share, "B": share}, salt=name).to_list()
     assert test.arms(users) == wanted
     assert test.arms(users[::-1]) == wanted[::-1]
@@ -111,9 +113,9 @@ def test_arms(share: float, name: str, users: list[str]) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5, float("nan")])
 def test_shares_that_are_none(share: float) -> None:
     with pytest.raises(ConfigError, match="the share of the test must be above 0 and below 1; got"):
-        SplitTest(Path("other"), share)
+        UserSplit(Path("other"), share)
 
 
 def test_a_test_has_a_name() -> None:
     with pytest.raises(ConfigError, match="the test needs a name"):
-        SplitTest(Path("other"), name="")
+        UserSplit(Path("other"), name="")

@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from serve.cases import client, loaded, saved
 from serve.server import running
 from urank.serve.request_arrays import ARROW_TYPE
-from urank.serve.schemas import PROBLEM_JSON
+from urank.serve.request_schemas import PROBLEM_JSON
 
 POSTED = ("/v1/rank", "/v1/explain", "/v1/feedback")
 KEY = "a-key-of-the-tests-0123"
@@ -97,7 +97,7 @@ def test_features_are_described_by_name() -> None:
 
 
 def limits(**given_: int) -> Any:
-    from urank.serve.schemas import Limits
+    from urank.serve.request_schemas import Limits
 
     return Limits(**given_)
 
@@ -146,6 +146,7 @@ def operations() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method"), operations())
 def test_answers_are_as_described(api: tuple[Any, requests.Session], path: str, method: str) -> None:
     schema, session = api
@@ -163,6 +164,7 @@ def test_answers_are_as_described(api: tuple[Any, requests.Session], path: str, 
     assert wanted in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*POSTED, "/v1/samples/{number}"])
 def test_so_are_refusals_of_what_is_not_described(api: tuple[Any, requests.Session], path: str) -> None:
     schema, session = api

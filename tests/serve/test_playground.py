@@ -122,6 +122,7 @@ def test_page_is_one_file_that_a_strict_policy_can_allow() -> None:
     assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format; nobody asks there
 
 
+@pytest.mark.slow
 def test_heat_map_has_the_numbers_of_the_server(visit: Visit) -> None:
     sample = visit.sample(0)
     answer = visit.explain(sample["candidates"], logged=sample["logged"])
@@ -132,6 +133,7 @@ def test_heat_map_has_the_numbers_of_the_server(visit: Visit) -> None:
         assert_heat_map(visit, answer, name)
 
 
+@pytest.mark.slow
 def test_orders_stand_side_by_side_with_their_utilities(visit: Visit) -> None:
     sample = visit.sample(0)
     answer = visit.explain(sample["candidates"], logged=sample["logged"])
@@ -175,6 +177,7 @@ def test_dragging_moves_an_item_and_asks_for_the_utility(visit: Visit) -> None:
     assert (visit.my_order(), visit.my_utility()) == (before, first)
 
 
+@pytest.mark.slow
 def test_a_drag_that_is_given_up_changes_nothing(visit: Visit) -> None:
     before = visit.my_order()
     rows = visit.page.locator("#my-list > li")
@@ -187,6 +190,7 @@ def test_a_drag_that_is_given_up_changes_nothing(visit: Visit) -> None:
     assert visit.my_utility() == order_of(visit.explain(visit.sample(0)["candidates"]), "match")["utility"]
 
 
+@pytest.mark.slow
 def test_keys_and_buttons_move_an_item(visit: Visit) -> None:
     candidates = visit.sample(0)["candidates"]
     order = visit.my_order()
@@ -214,6 +218,7 @@ def test_keys_and_buttons_move_an_item(visit: Visit) -> None:
     assert visit.my_order()[0] == first
 
 
+@pytest.mark.slow
 def test_an_item_lights_up_wherever_it_is(visit: Visit) -> None:
     lit = "() => [...document.querySelectorAll('.lit')].map(element => element.dataset.item)"
     visit.page.locator("#heat tbody tr").nth(3).locator("td.cell").last.hover()
@@ -230,6 +235,7 @@ def test_an_item_lights_up_wherever_it_is(visit: Visit) -> None:
     assert visit.page.evaluate(lit) == []
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_where_the_numbers_are(visit: Visit) -> None:
     answer = visit.explain(visit.sample(0)["candidates"])
     script = """curves => curves.map(curve => [curve.dataset.item, curve.querySelector("path").getAttribute("d")])"""
@@ -247,6 +253,7 @@ def test_curves_are_drawn_where_the_numbers_are(visit: Visit) -> None:
     expect(visit.page.locator("#readout")).to_contain_text(re.compile(r"position \d+: \d+\.\d+"))
 
 
+@pytest.mark.slow
 def test_queries_of_the_sample_can_be_walked_through_and_found(visit: Visit) -> None:
     samples = httpx.get(f"{visit.address}/v1/samples").json()["samples"]
     assert visit.page.locator("#query option").count() == len(samples) == 12
@@ -269,6 +276,7 @@ def wait_for_items(visit: Visit, number: int) -> None:
     visit.shown()
 
 
+@pytest.mark.slow
 def test_markup_in_an_id_is_text(visit: Visit) -> None:
     visit.page.locator("#query").select_option("2")
     wait_for_items(visit, 2)
@@ -277,6 +285,7 @@ def test_markup_in_an_id_is_text(visit: Visit) -> None:
     assert visit.page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_pasted_candidates_are_ranked(visit: Visit) -> None:
     candidates = visit.sample(4)["candidates"][:5]
     visit.page.get_by_label("Paste candidates").check()
@@ -295,6 +304,7 @@ def test_pasted_candidates_are_ranked(visit: Visit) -> None:
     assert_heat_map(visit, visit.explain(example), answer["method"])
 
 
+@pytest.mark.slow
 def test_a_wrong_paste_shows_the_sentence_of_the_server(browser: Browser, address: str) -> None:
     with visiting(browser, address) as visit:
         visit.shown()
@@ -323,6 +333,7 @@ def test_a_wrong_paste_shows_the_sentence_of_the_server(browser: Browser, addres
         visit.said.clear()
 
 
+@pytest.mark.slow
 def test_of_a_long_list_the_placed_items_come_first(visit: Visit) -> None:
     candidates = [
         {**candidate, "item_id": f"{number}: {candidate['item_id']}"}
@@ -342,6 +353,7 @@ def test_of_a_long_list_the_placed_items_come_first(visit: Visit) -> None:
     assert_heat_map(visit, answer, answer["method"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_numbers_of_the_heat_map_are_legible(browser: Browser, address: str, scheme: str) -> None:
     script = """cells => {
@@ -366,6 +378,7 @@ def test_numbers_of_the_heat_map_are_legible(browser: Browser, address: str, sch
         assert max(contrasts) > 10
 
 
+@pytest.mark.slow
 def test_works_on_a_phone_by_touch(browser: Browser, address: str) -> None:
     with visiting(browser, address, **PHONE) as visit:
         visit.shown()
@@ -393,6 +406,7 @@ def test_works_on_a_phone_by_touch(browser: Browser, address: str) -> None:
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_works_behind_a_path(browser: Browser, address: str) -> None:
     with visiting(browser, address) as visit:
         visit.page.route(
@@ -405,6 +419,7 @@ def test_works_behind_a_path(browser: Browser, address: str) -> None:
         assert visit.page.locator("#heat tbody tr").count() > 0
 
 
+@pytest.mark.slow
 def test_without_a_sample_it_begins_with_the_paste_box(browser: Browser, served_model: Path) -> None:
     with running(served_model) as (address, _), visiting(browser, address) as visit:
         expect(visit.page.locator("#no-sample")).to_contain_text("--sample LOG")

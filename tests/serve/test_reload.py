@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,8 @@ from serve.server import running, save_served
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.pipeline import ModelFit
+
+pytestmark = pytest.mark.slow
 
 KEY = "a-key-of-the-tests-0123"
 
@@ -81,36 +82,7 @@ def test_reload_under_load_fails_no_request(
         assert process.poll() is None
     assert promises.failures == []
     assert len(promises.versions) == 2
-    assert "the models stay as they are" in output.read_text()
-
-
-def test_reload_over_http_refuses_a_broken_model_and_keeps_the_old_one(
-    served_model: Path, other_model: Path, tmp_path: Path
-) -> None:
-    current = tmp_path / "current"
-    shutil.copytree(served_model, current)
-    headers = {"authorization": f"Bearer {KEY}"}
-    with running(current, environment={"URANK_API_KEY": KEY}) as (url, _):
-        assert httpx.post(f"{url}/v1/reload").status_code == 401
-        same = httpx.post(f"{url}/v1/reload", headers=headers)
-        assert (same.status_code, same.json()["status"]) == (200, "unchanged")
-        manifest = json.loads((current / "manifest.json").read_text())
-        (current / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-        refused = httpx.post(f"{url}/v1/reload", headers=headers)
-        assert refused.status_code == 409
-        assert refused.headers["content-type"] == "application/problem+json"
-        assert "the old one stays" in refused.json()["detail"]
-        assert str(tmp_path) not in refused.text
-        assert httpx.get(f"{url}/v1/model", headers=headers).json()["version"] == same.json()["version"]
-        replace_folder(current, other_model)
-        changed = httpx.post(f"{url}/v1/reload", headers=headers).json()
-        assert (changed["status"], changed["changed"]) == ("reloaded", True)
-        assert changed["version"] != same.json()["version"]
-
-
-def test_a_server_without_a_key_does_not_reload_over_http(served_model: Path) -> None:
-    with running(served_model) as (url, _):
-        assert httpx.post(f"{url}/v1/reload").status_code == 403
+    assert "the models were not replaced" in output.read_text()
 
 
 def test_all_workers_reload(served_model: Path, other_model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ _MODELS = "Several models"
 
 
 class Method(StrEnum):
-    """How a list is ranked."""
+    """How to rank a list."""
 
     score = "score"
     match = "match"
@@ -30,48 +31,50 @@ class Method(StrEnum):
 
 
 def serve_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that `urank train` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An artifact of `urank train`.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Any but a loopback address needs a key.")
+        str, typer.Option(help="Address to listen on. Any but a loopback address needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that serve.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of each call of the model.")] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of worker processes.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads per call of the model.")] = 1,
     method: Annotated[
         Method | None,
         typer.Option(
-            help="By falling **score**; by the exact **match** of items to positions; or **ctr1**, by what each would "
-            "earn at position 1. A request may say otherwise.",
-            show_default="the model's own",
+            help="By descending **score**; by the exact **match** of items to positions; or **ctr1**, by expected "
+            "utility at position 1. A request may choose another method.",
+            show_default="the model's default",
         ),
     ] = None,
     key_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A file with the key that requests must show, as `Authorization: Bearer KEY`. Without it the key is "
-            "that of the environment variable URANK_API_KEY, if there is one.",
+            help="File with the key that requests must present as `Authorization: Bearer KEY`. By default the key "
+            "of the environment variable URANK_API_KEY, if it is set.",
         ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name under which the server may be called. May be repeated. A server at a loopback address "
-            "answers to localhost and to loopback addresses, others to any name unless some are given.",
+            help="Allowed name in the Host header. May be repeated. A server on a loopback address always allows "
+            "localhost and loopback addresses; any other server allows all names unless some are given.",
         ),
     ] = None,
     sample: Annotated[
         str | None,
-        typer.Option(metavar="LOG", help="A log whose first lists the playground shows; what `urank prepare` reads."),
+        typer.Option(
+            metavar="LOG", help="Log whose first lists the playground shows; anything that `urank prepare` reads."
+        ),
     ] = None,
-    no_playground: Annotated[bool, typer.Option("--no-playground", help="Serve no page at `/`.")] = False,
+    no_playground: Annotated[bool, typer.Option("--no-playground", help="Do not serve the page at `/`.")] = False,
     log: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep rankings and clicks there, durable before they are acknowledged. `urank prepare DIR/log` reads "
-            "what became of them.",
+            help="Folder of the feedback log. Rankings and clicks are durable before they are acknowledged. "
+            "`urank prepare DIR/log` reads the result.",
             show_default="no log",
             rich_help_panel=_LOG,
         ),
@@ -80,69 +83,75 @@ def serve_command(
         str | None,
         typer.Option(
             metavar="swap:SHARE|shuffle:SHARE",
-            help="Randomise this share of lists, so that the next model can learn what positions do: the first item "
-            "changes places with another, or all are shuffled. How, and how likely it was, is logged.",
+            help="Randomise this share of lists, so that the next model can learn position effects: swap the first "
+            "item with another, or shuffle all. The policy and the propensities are logged.",
             show_default="off",
             rich_help_panel=_LOG,
         ),
     ] = None,
     segment_mb: Annotated[
         int,
-        typer.Option(
-            min=1, max=4096, help="Size at which a write-ahead file gives way to the next.", rich_help_panel=_LOG
-        ),
+        typer.Option(min=1, max=4096, help="Size at which a write-ahead file is closed.", rich_help_panel=_LOG),
     ] = 64,
     segment_seconds: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Age at which it does.", rich_help_panel=_LOG)
+        float, typer.Option(min=1, max=86_400, help="Age at which a write-ahead file is closed.", rich_help_panel=_LOG)
     ] = 300,
     join_seconds: Annotated[
         float,
         typer.Option(
             min=0,
             max=604_800,
-            help="How long a closed one waits for clicks before it becomes Parquet. Later ones are joined too.",
+            help="How long a closed write-ahead file waits for clicks before it becomes Parquet. Later clicks are "
+            "joined as well.",
             rich_help_panel=_LOG,
         ),
     ] = 600,
     shadow: Annotated[
         Path | None,
         typer.Option(
-            metavar="MODEL", help="A model that ranks silently; its orders are logged.", rich_help_panel=_MODELS
+            metavar="MODEL", help="Shadow model: its rankings are logged but not shown.", rich_help_panel=_MODELS
         ),
     ] = None,
     test: Annotated[
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="A model for arm B of an A/B test, told by a stable hash of the user. The arm is logged, and "
-            "`urank abtest analyse DIR/log` says what came of it.",
+            help="Model for arm B of an A/B test, assigned by a stable hash of the user. The arm is logged, and "
+            "`urank abtest analyse DIR/log` evaluates the test.",
             rich_help_panel=_MODELS,
         ),
     ] = None,
     test_share: Annotated[float, typer.Option(help="Share of users in arm B.", rich_help_panel=_MODELS)] = 0.5,
     test_name: Annotated[
-        str, typer.Option(help="Name of the test; another name assigns users anew.", rich_help_panel=_MODELS)
+        str, typer.Option(help="Name of the test; another name reassigns users.", rich_help_panel=_MODELS)
     ] = "serve",
     body_mb: Annotated[
-        float, typer.Option(min=0.001, max=1024, help="Megabytes of an Arrow body.", rich_help_panel=_LIMITS)
+        float, typer.Option(min=0.001, max=1024, help="Largest Arrow body in megabytes.", rich_help_panel=_LIMITS)
     ] = 16,
     max_candidates: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Candidates of a query.", rich_help_panel=_LIMITS)
+        int,
+        typer.Option(min=1, max=1_000_000, help="Largest number of candidates of a query.", rich_help_panel=_LIMITS),
     ] = 2_000,
     max_queries: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Queries of a batch.", rich_help_panel=_LIMITS)
+        int, typer.Option(min=1, max=100_000, help="Largest number of queries of a batch.", rich_help_panel=_LIMITS)
     ] = 100,
     max_rows: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="Candidates of a batch in all.", rich_help_panel=_LIMITS)
+        int,
+        typer.Option(
+            min=1, max=10_000_000, help="Largest number of candidates of a batch in total.", rich_help_panel=_LIMITS
+        ),
     ] = 20_000,
     json_mb: Annotated[
         float,
         typer.Option(
-            min=0.001, max=1024, help="Megabytes of a JSON body, which is slow to parse.", rich_help_panel=_LIMITS
+            min=0.001, max=1024, help="Largest JSON body in megabytes; JSON is slow to parse.", rich_help_panel=_LIMITS
         ),
     ] = 4,
     max_requests: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Requests at one time, of each worker.", rich_help_panel=_LIMITS)
+        int,
+        typer.Option(
+            min=1, max=100_000, help="Largest number of concurrent requests per worker.", rich_help_panel=_LIMITS
+        ),
     ] = 1_000,
     timeout: Annotated[
         float,
@@ -154,54 +163,53 @@ def serve_command(
         bool,
         typer.Option(
             "--ignore-unknown-features",
-            help="Let candidates bring features that the model does not have, as before a model that has them.",
+            help="Accept candidates with features that the model does not have, as before deploying a model with them.",
             rich_help_panel=_LIMITS,
         ),
     ] = False,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a model over HTTP: rank, explain, take feedback, and show it in a browser.
+    """Serve a model over HTTP: rank, explain, collect feedback, and explore lists in a browser.
 
-    `POST /v1/rank` takes candidates with their raw features and gives them back best first, each with its score, the
-    click probability at its place and what it is expected to earn. `POST /v1/explain` has the whole click table and
-    the utility of any order. `POST /v1/feedback` takes clicks. `/docs` describes the API, `/` is the playground,
-    `/metrics` is for Prometheus, `/healthz` and `/readyz` for whoever watches over it. `urank.Client` speaks to it from
-    Python.
+    `POST /v1/rank` takes candidates with their raw features and returns them best first, each with its score, click
+    probability and expected utility. `POST /v1/explain` returns the whole click table and the utility of any order.
+    `POST /v1/feedback` takes clicks. `/docs` describes the API, `/` is the playground, `/metrics` is for Prometheus,
+    `/healthz` and `/readyz` are for supervisors. `urank.Client` is the Python client.
 
-    SIGHUP, or `POST /v1/reload` with the key, loads the model anew without dropping a request; a broken one is refused,
-    and the old one stays. SIGTERM finishes the requests at hand and ends.
+    SIGHUP, or `POST /v1/reload` with the key, reloads the model without dropping a request; a broken model is refused,
+    and the old one stays. SIGTERM finishes the requests in flight and exits.
 
     Example: `urank serve model --sample log.parquet --log feedback`
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to load anew
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are models to reload
 
-    from urank.serve.models import Sources, SplitTest
+    from urank.serve.list_ranking import Exploration
+    from urank.serve.models import ModelSources, UserSplit
     from urank.serve.processes import Worker, open_socket, serve
-    from urank.serve.ranking import Exploration
-    from urank.serve.schemas import Limits
-    from urank.serve.settings import ServeConfig, is_loopback, read_key
+    from urank.serve.request_schemas import Limits
+    from urank.serve.server_settings import ServeConfig, is_loopback, read_key
 
     key = read_key(key_file)
     if key is None and not is_loopback(host):
         raise ConfigError(
-            f"--host {host} can be reached from outside, so a key is needed: --key-file, or URANK_API_KEY"
+            f"--host {host} can be reached from outside, so a key is required: --key-file, or URANK_API_KEY"
         )
     if explore is not None and log is None:
         raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR")
     if test is None and (test_share, test_name) != (0.5, "serve"):
-        raise ConfigError("--test-share and --test-name are of a test, which needs --test MODEL")
+        raise ConfigError("--test-share and --test-name need a test: --test MODEL")
     if sample is not None and no_playground:
         raise ConfigError("--sample is for the playground, which --no-playground switches off")
     hosts = tuple(allow_host or ())
     if is_loopback(host):
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
     config = ServeConfig(
-        sources=Sources(
+        sources=ModelSources(
             main=model,
             method=None if method is None else method.value,
             shadow=shadow,
-            test=None if test is None else SplitTest(test, test_share, test_name),
+            test=None if test is None else UserSplit(test, test_share, test_name),
             threads=threads,
         ),
         key=key,
@@ -225,17 +233,18 @@ def serve_command(
         join_seconds=join_seconds,
     )
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if (worker := Worker.here()) is not None:
+    if (worker := Worker.from_environment()) is not None:
         worker.serve(config, access_log=access_log)
         return
     sock = open_socket(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{sock.getsockname()[1]}"
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{sock.getsockname()[1]}"
 
     def ready() -> None:
         if not quiet:
-            page = "" if no_playground else ", the playground with a browser at the same address"
+            page = "" if no_playground else "; open it in a browser for the playground"
             Console().print(f"Serving {model} at {address}{page}. Ctrl-C ends it.", highlight=False, soft_wrap=True)
 
     with sock:
-        serve(config, sock, workers=workers, access_log=access_log, ready=ready)
+        command = [sys.executable, "-m", "urank", *sys.argv[1:]]
+        serve(config, sock, command=command, workers=workers, access_log=access_log, ready=ready)

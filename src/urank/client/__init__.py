@@ -1,16 +1,16 @@
-"""Talk to `urank serve` from Python: `Client`, and `AsyncClient` for programs that run on asyncio.
+"""Python clients of `urank serve`: `Client`, and `AsyncClient` for asyncio.
 
     with urank.Client("http://127.0.0.1:8000") as client:
         ranking = client.rank(candidates, query_id="q1")
         client.click(ranking, ranking.ids[0])
 
-What is asked and how an answer is read stands in `calls`, as functions that send nothing; when a request is repeated,
-in `retries`; the two clients only send.
+`transport` builds requests, reads answers and decides on retries without any I/O; the two clients only send.
+`wire_schemas` holds the answers, and the server describes its API with the same classes.
 """
 
 from urank.client.client import AsyncClient, Client
-from urank.client.errors import ServerError
-from urank.client.schemas import (
+from urank.client.client_errors import ServerError
+from urank.client.wire_schemas import (
     ExplainedItem,
     Explanation,
     ModelFacts,

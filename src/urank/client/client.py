@@ -1,52 +1,62 @@
-"""The client for programs that run on asyncio."""
+"""The clients: `Client`, and `AsyncClient` for asyncio.
+
+Both have one method for each call of `urank.client.transport`, with its arguments and documentation; they differ only
+in how a call is sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import ssl
 import time
-from collections.abc import Mapping, Sequence
-from random import SystemRandom
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
-import polars as pl
 
 from urank.client import transport
-from urank.client.schemas import Explanation, ModelFacts, Ranking, Reloaded
-from urank.client.transport import Call, Candidates, Connection, Outcome, Rows, pause, worth_repeating
-
-if TYPE_CHECKING:
-    from urank.ranking.positions import Method
+from urank.client.transport import Call, Connection, Outcome
 
 __all__ = ["AsyncClient", "Client"]
 
 AnswerT = TypeVar("AnswerT")
-_chance = SystemRandom()
+P = ParamSpec("P")
 
 
-class Client:
-    """A client of `urank serve`; threads may share it. Close it, or use it in a `with` block.
+def _method(build: Callable[P, Call[AnswerT]]) -> Callable[Concatenate[Client, P], AnswerT]:
+    """Return a method of `Client` that sends the call."""
 
-    Every method raises `ServerError` when the server refuses or cannot be reached. A request is sent again after a
-    pause when it cannot have done anything yet, or when doing it twice does no harm (`urank.client.transport`); a
-    ranking whose answer was lost is not.
+    @wraps(build)
+    def method(self: Client, /, *args: P.args, **options: P.kwargs) -> AnswerT:
+        return self._send(build(*args, **options))
 
-    Args:
-        address: where the server listens, as it prints it: `http://127.0.0.1:8000`.
-        key: what the server asks for; that of the environment variable URANK_API_KEY when none is given.
-        timeout: seconds to wait for the server at each step: to connect (at most 5), to send, to hear of it.
-        retries: how often a request is sent again.
-        connections: how many are kept at most.
-        verify: whether the certificate of an https address is checked, or the context to check it with.
+    method.__signature__ = _with_self(build)  # type: ignore[attr-defined]
+    return method
 
-    >>> Client("http://127.0.0.1:8000", key="secret-of-the-server")
-    Client('http://127.0.0.1:8000')
-    >>> Client("127.0.0.1")
-    Traceback (most recent call last):
-    urank.errors.ConfigError: address must be that of a server, as http://127.0.0.1:8000; got '127.0.0.1'
-    """
+
+def _async_method(
+    build: Callable[P, Call[AnswerT]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AnswerT]]:
+    """Return a method of `AsyncClient` that sends the call."""
+
+    @wraps(build)
+    async def method(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> AnswerT:
+        return await self._send(build(*args, **options))
+
+    method.__signature__ = _with_self(build)  # type: ignore[attr-defined]
+    return method
+
+
+def _with_self(build: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(build)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[first, *signature.parameters.values()])
+
+
+class _BaseClient:
+    _open: Callable[..., Any]
 
     def __init__(
         self,
@@ -58,104 +68,45 @@ class Client:
         connections: int = 20,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        self._settings = Connection(address, key, timeout, retries, connections, verify)
-        self._http = httpx.Client(**self._settings.arguments())
+        self._connection = Connection(address, key, timeout, retries, connections, verify)
+        self._http = self._open(**self._connection.arguments())
 
-    def rank(
-        self,
-        candidates: Candidates,
-        *,
-        query_id: str,
-        user_id: str | None = None,
-        positions: int | None = None,
-        method: Method | None = None,
-    ) -> Ranking:
-        """Rank one list.
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.address!r})"
 
-        Args:
-            candidates: dicts with `item_id`, `features` and optionally `value`, as in the API; or a table of Polars,
-                pandas or PyArrow with a row for each, which has `item_id`, a column for each feature and optionally
-                `value`, and goes over as Arrow.
-            query_id: what the log calls it.
-            user_id: who will see it; decides the arm of an A/B test, and is logged.
-            positions: how many will be shown; as many as the model knows when left out.
-            method: how to rank; the server's own when left out.
-        """
-        return self._send(
-            transport.rank_call(candidates, query_id=query_id, user_id=user_id, positions=positions, method=method)
-        )
 
-    def rank_many(self, queries: Rows) -> list[Ranking]:
-        """Rank several lists, each a dict as in the API: `query_id`, `candidates`, and what else `rank` takes."""
-        return self._send(transport.rank_many_call(queries))
+class Client(_BaseClient):
+    """A client of `urank serve`, safe to share between threads. Close it, or use it in a `with` block.
 
-    def rank_table(self, table: Any) -> pl.DataFrame:
-        """Rank the lists of a table, which goes over as Arrow.
+    Every method raises `ServerError` if the server refuses a request or cannot be reached. Requests are retried with
+    exponential backoff where that is safe (`urank.client.transport`). A ranking whose answer was lost is not retried.
 
-        Args:
-            table: a row for each candidate, with `query_id`, `item_id`, a column for each feature, and optionally
-                `value`, `user_id`, `positions` and `method`. The rows of a list lie together.
+    Args:
+        address: URL of the server, as it prints it: `http://127.0.0.1:8000`.
+        key: API key of the server; by default that of the environment variable URANK_API_KEY.
+        timeout: Seconds to wait for each step: to connect (at most 5), to send, to receive.
+        retries: Largest number of retries of a request.
+        connections: Largest number of open connections.
+        verify: Whether to verify the certificate of an https address, or the context to verify it with.
 
-        Returns:
-            a row for each item shown, best first in each list: `ranking_id`, `query_id`, `item_id`, `position`,
-            `score`, `click`, `utility`, `policy`, `arm` and `model`.
-        """
-        return self._send(transport.rank_table_call(table))
+    >>> Client("http://127.0.0.1:8000", key="secret-of-the-server")
+    Client('http://127.0.0.1:8000')
+    >>> Client("127.0.0.1")
+    Traceback (most recent call last):
+    urank.errors.ConfigError: address must be the URL of a server, as http://127.0.0.1:8000; got '127.0.0.1'
+    """
 
-    def explain(
-        self,
-        candidates: Candidates,
-        *,
-        query_id: str | None = None,
-        positions: int | None = None,
-        orders: Mapping[str, Sequence[str]] | None = None,
-    ) -> Explanation:
-        """The click table of a list, what each way of ranking makes of it, and the utility of orders.
+    _open = httpx.Client
 
-        Args:
-            candidates: as for `rank`.
-            query_id: is not needed.
-            positions: how many would be shown; at most as many as the model knows.
-            orders: orders to judge, by name: item ids from the top.
-        """
-        return self._send(transport.explain_call(candidates, query_id=query_id, positions=positions, orders=orders))
-
-    def feedback(self, events: Rows) -> int:
-        """Say what happened to items of rankings; they are durable when this returns, and sending them twice does no
-        harm.
-
-        Args:
-            events: dicts with `ranking_id`, `item_id`, and optionally `click` (true), `conversion` (false) and `value`.
-
-        Returns:
-            how many were taken.
-        """
-        return self._send(transport.feedback_call(events))
-
-    def click(
-        self, ranking: Ranking | str, item_id: str, *, conversion: bool = False, value: float | None = None
-    ) -> None:
-        """Say that an item was clicked.
-
-        Args:
-            ranking: what `rank` gave, or its id.
-            item_id: which.
-            conversion: whether it was bought, installed, or what else counts.
-            value: what it turned out to be worth; replaces the value by which it was ranked.
-        """
-        self._send(transport.click_call(ranking, item_id, conversion=conversion, value=value))
-
-    def model(self) -> ModelFacts:
-        """What is served, and what it takes."""
-        return self._send(transport.model_call())
-
-    def ready(self) -> bool:
-        """Whether requests can be served; false when the server says no or cannot be reached. It is asked once."""
-        return transport.is_ready(self._try(transport.ready_call()), self._settings.address)
-
-    def reload(self) -> Reloaded:
-        """Have the server load its models anew, for which it needs a key; what is broken is refused."""
-        return self._send(transport.reload_call())
+    rank = _method(transport.rank)
+    rank_many = _method(transport.rank_many)
+    rank_table = _method(transport.rank_table)
+    explain = _method(transport.explain)
+    feedback = _method(transport.feedback)
+    click = _method(transport.click)
+    model = _method(transport.model)
+    ready = _method(transport.ready)
+    reload = _method(transport.reload)
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,110 +115,48 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._settings.address!r})"
-
     def _send(self, call: Call[AnswerT]) -> AnswerT:
-        """The answer to a call, which is made again where that is safe."""
-        for attempt in range(self._settings.retries):
-            outcome = self._try(call)
-            if not worth_repeating(outcome, repeatable=call.repeatable):
-                return transport.conclude(call, outcome, self._settings.address)
-            time.sleep(pause(attempt, _chance.random()))
-        return transport.conclude(call, self._try(call), self._settings.address)
+        steps = transport.attempts(call, self._connection)
+        seconds = next(steps)
+        while True:
+            time.sleep(seconds)
+            outcome: Outcome
+            try:
+                outcome = self._http.request(**call.arguments())
+            except httpx.RequestError as error:
+                outcome = error
+            try:
+                seconds = steps.send(outcome)
+            except StopIteration as ended:
+                answer: AnswerT = ended.value
+                return answer
 
-    def _try(self, call: Call[AnswerT]) -> Outcome:
-        try:
-            return self._http.request(**call.arguments())
-        except httpx.RequestError as error:
-            return error
 
-
-class AsyncClient:
-    """`urank.Client` with methods to await; many requests may be under way at once.
+class AsyncClient(_BaseClient):
+    """`urank.Client` with methods to await; many requests may be in flight at once.
 
         async with urank.AsyncClient("http://127.0.0.1:8000") as client:
             rankings = await asyncio.gather(*(client.rank(each, query_id=name) for name, each in lists.items()))
 
     Args:
-        address, key, timeout, retries, connections, verify: as of `Client`; more requests than connections wait for
-            one another.
+        address, key, timeout, retries, connections, verify: As for `Client`; requests beyond the number of
+            connections wait for one.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        key: str | None = None,
-        timeout: float = 10.0,
-        retries: int = 3,
-        connections: int = 20,
-        verify: ssl.SSLContext | bool = True,
-    ) -> None:
-        self._settings = Connection(address, key, timeout, retries, connections, verify)
-        self._http = httpx.AsyncClient(**self._settings.arguments())
+    _open = httpx.AsyncClient
 
-    async def rank(
-        self,
-        candidates: Candidates,
-        *,
-        query_id: str,
-        user_id: str | None = None,
-        positions: int | None = None,
-        method: Method | None = None,
-    ) -> Ranking:
-        """Rank one list; see `Client.rank`."""
-        return await self._send(
-            transport.rank_call(candidates, query_id=query_id, user_id=user_id, positions=positions, method=method)
-        )
-
-    async def rank_many(self, queries: Rows) -> list[Ranking]:
-        """Rank several lists; see `Client.rank_many`."""
-        return await self._send(transport.rank_many_call(queries))
-
-    async def rank_table(self, table: Any) -> pl.DataFrame:
-        """Rank the lists of a table; see `Client.rank_table`."""
-        return await self._send(transport.rank_table_call(table))
-
-    async def explain(
-        self,
-        candidates: Candidates,
-        *,
-        query_id: str | None = None,
-        positions: int | None = None,
-        orders: Mapping[str, Sequence[str]] | None = None,
-    ) -> Explanation:
-        """The click table of a list and the utility of orders; see `Client.explain`."""
-        return await self._send(
-            transport.explain_call(candidates, query_id=query_id, positions=positions, orders=orders)
-        )
-
-    async def feedback(self, events: Rows) -> int:
-        """Say what happened to items of rankings; see `Client.feedback`."""
-        return await self._send(transport.feedback_call(events))
-
-    async def click(
-        self, ranking: Ranking | str, item_id: str, *, conversion: bool = False, value: float | None = None
-    ) -> None:
-        """Say that an item was clicked; see `Client.click`."""
-        await self._send(transport.click_call(ranking, item_id, conversion=conversion, value=value))
-
-    async def model(self) -> ModelFacts:
-        """What is served, and what it takes."""
-        return await self._send(transport.model_call())
-
-    async def ready(self) -> bool:
-        """Whether requests can be served; see `Client.ready`."""
-        return transport.is_ready(await self._try(transport.ready_call()), self._settings.address)
-
-    async def reload(self) -> Reloaded:
-        """Have the server load its models anew; see `Client.reload`."""
-        return await self._send(transport.reload_call())
+    rank = _async_method(transport.rank)
+    rank_many = _async_method(transport.rank_many)
+    rank_table = _async_method(transport.rank_table)
+    explain = _async_method(transport.explain)
+    feedback = _async_method(transport.feedback)
+    click = _async_method(transport.click)
+    model = _async_method(transport.model)
+    ready = _async_method(transport.ready)
+    reload = _async_method(transport.reload)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -276,25 +165,21 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._settings.address!r})"
-
     async def _send(self, call: Call[AnswerT]) -> AnswerT:
-        """The answer to a call, which is made again where that is safe."""
-        for attempt in range(self._settings.retries):
-            outcome = await self._try(call)
-            if not worth_repeating(outcome, repeatable=call.repeatable):
-                return transport.conclude(call, outcome, self._settings.address)
-            await asyncio.sleep(pause(attempt, _chance.random()))
-        return transport.conclude(call, await self._try(call), self._settings.address)
-
-    async def _try(self, call: Call[AnswerT]) -> Outcome:
-        try:
-            return await self._http.request(**call.arguments())
-        except httpx.RequestError as error:
-            return error
+        steps = transport.attempts(call, self._connection)
+        seconds = next(steps)
+        while True:
+            await asyncio.sleep(seconds)
+            outcome: Outcome
+            try:
+                outcome = await self._http.request(**call.arguments())
+            except httpx.RequestError as error:
+                outcome = error
+            try:
+                seconds = steps.send(outcome)
+            except StopIteration as ended:
+                answer: AnswerT = ended.value
+                return answer

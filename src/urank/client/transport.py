@@ -1,4 +1,13 @@
-"""What is asked of a server, and how its answers are read: functions that send nothing."""
+"""Requests, answers and retries of the clients, without I/O.
+
+The functions `rank` to `reload` are the methods of both clients. Each builds a `Call`: a request, and how its answer
+is read. `attempts` drives a call: it yields how long to wait, receives the outcome of each attempt, and returns the
+answer. What is retried depends on whether a second copy does harm:
+
+    no connection was made             every call
+    connection lost, 502, 503, 504     only calls that are safe to repeat: not a ranking, which is logged each time
+    timeout, any other answer          never
+"""
 
 from __future__ import annotations
 
@@ -7,28 +16,20 @@ import json
 import math
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import httpx
 import numpy as np
 import polars as pl
 import polars.selectors as cs
+from pydantic import BaseModel
 
-from urank.client.errors import failed, refused, strange
-from urank.client.schemas import (
-    Explanation,
-    ModelFacts,
-    RankedItem,
-    Ranking,
-    Reloaded,
-    read_explanation,
-    read_model,
-    read_ranking,
-    read_reloaded,
-)
+from urank.client.client_errors import connection_error, invalid_answer_error, refusal_error
+from urank.client.wire_schemas import Accepted, Explanation, ModelFacts, Ranking, RankingBatch, Reloaded
 from urank.errors import ConfigError, DataError
 from urank.log.reader import table_frame
 
@@ -41,39 +42,41 @@ __all__ = [
     "Connection",
     "Outcome",
     "Rows",
-    "click_call",
-    "conclude",
-    "explain_call",
-    "feedback_call",
-    "is_ready",
-    "model_call",
-    "pause",
-    "rank_call",
-    "rank_many_call",
-    "rank_table_call",
-    "ready_call",
-    "reload_call",
-    "worth_repeating",
+    "attempts",
+    "click",
+    "explain",
+    "feedback",
+    "model",
+    "rank",
+    "rank_many",
+    "rank_table",
+    "ready",
+    "reload",
+    "retry_delay",
 ]
 
 KEY_VARIABLE = "URANK_API_KEY"
-CONNECT_SECONDS = 5.0
+MAX_CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 60.0
-"""How long a connection is kept for the next request: less than the 75 seconds after which the server closes it."""
+"""Lifetime of an idle connection: less than the 75 seconds after which the server closes it."""
+FIRST_DELAY, MAX_DELAY = 0.1, 5.0
+TRANSIENT_STATUSES = (502, 503, 504)
+JSON = "application/json"
+ARROW = "application/vnd.apache.arrow.stream"
+
+AnswerT = TypeVar("AnswerT")
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+Rows = Sequence[Mapping[str, object]]
+Candidates = Rows | Any
+"""Dicts as in the API, or a Polars, pandas or PyArrow table."""
+Outcome = httpx.Response | httpx.RequestError
+
+_random = SystemRandom()
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What both clients are made with.
-
-    Attributes:
-        address: where `urank serve` listens, as it prints it.
-        key: what the server asks for; that of URANK_API_KEY when none is given.
-        timeout: seconds to wait for a connection (at most 5), for a part of the body to go, for a part of the answer.
-        retries: how often a request is sent again.
-        connections: how many are kept at most.
-        verify: whether the certificate of an https address is checked, or what to check it with.
-    """
+    """Validated arguments of a client; `Client` documents them."""
 
     address: str
     key: str | None = field(repr=False)
@@ -83,8 +86,8 @@ class Connection:
     verify: ssl.SSLContext | bool = field(repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "address", _checked_address(self.address))
-        object.__setattr__(self, "key", _checked_key(self.key))
+        object.__setattr__(self, "address", _validate_address(self.address))
+        object.__setattr__(self, "key", _validate_key(self.key))
         if not 0 < self.timeout < math.inf:
             raise ConfigError(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if self.retries < 0:
@@ -93,102 +96,52 @@ class Connection:
             raise ConfigError(f"connections must be at least 1; got {self.connections}")
 
     def arguments(self) -> dict[str, Any]:
-        """Of `httpx.Client` and `httpx.AsyncClient`."""
+        """Return the arguments of `httpx.Client` and `httpx.AsyncClient`."""
         headers = {"user-agent": f"urank/{version('urank')}"}
         if self.key is not None:
-            headers["authorization"] = f"Bearer {self.key}"  # httpx hides it where it shows headers
+            headers["authorization"] = f"Bearer {self.key}"  # httpx hides it in its repr
         return {
             "base_url": self.address,
             "headers": headers,
-            "timeout": httpx.Timeout(self.timeout, connect=min(self.timeout, CONNECT_SECONDS)),
+            "timeout": httpx.Timeout(self.timeout, connect=min(self.timeout, MAX_CONNECT_SECONDS)),
             "limits": httpx.Limits(
                 max_connections=self.connections,
                 max_keepalive_connections=self.connections,
                 keepalive_expiry=IDLE_SECONDS,
             ),
             "verify": self.verify,
-            "follow_redirects": False,  # another host must not be shown the key
+            "follow_redirects": False,  # the key must not reach another host
         }
 
 
-def _checked_address(address: str) -> str:
-    """An address, without the slash at its end.
+def _validate_address(address: str) -> str:
+    """Return an address without its trailing slash.
 
-    >>> _checked_address("http://127.0.0.1:8000/")
+    >>> _validate_address("http://127.0.0.1:8000/")
     'http://127.0.0.1:8000'
     """
-    if "@" in address:  # not shown, since what stands before it is secret
-        raise ConfigError(f"address must not hold a name or password; pass key, or set {KEY_VARIABLE}")
+    if "@" in address:  # not echoed, since it contains a secret
+        raise ConfigError(f"address must not contain a user name or password; pass key, or set {KEY_VARIABLE}")
     try:
         url = httpx.URL(address)
     except httpx.InvalidURL:
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ConfigError(f"address must be that of a server, as http://127.0.0.1:8000; got '{address}'")
+        raise ConfigError(f"address must be the URL of a server, as http://127.0.0.1:8000; got '{address}'")
     return address.rstrip("/")
 
 
-def _checked_key(key: str | None) -> str | None:
-    """A key as it can stand in a header; that of the environment when none is given."""
+def _validate_key(key: str | None) -> str | None:
+    """Return a key that is safe in a header, by default that of the environment."""
     source = "key"
     if key is None:
         key, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
     if key is None:
         return None
     key = key.strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:  # not shown, since it may be nearly right
+    if not key or not key.isascii() or not key.isprintable() or " " in key:  # not echoed: it may be nearly right
         raise ConfigError(f"{source} must be printable ASCII characters without spaces; got something else")
     return key
-
-
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-PASSING = (502, 503, 504)
-
-
-def worth_repeating(outcome: httpx.Response | httpx.RequestError, *, repeatable: bool) -> bool:
-    """Whether to send again what had this outcome.
-
-    >>> refused, broken = httpx.ConnectError("refused"), httpx.ReadError("broken")
-    >>> [worth_repeating(error, repeatable=False) for error in (refused, broken)]
-    [True, False]
-    >>> [worth_repeating(error, repeatable=True) for error in (refused, broken, httpx.ReadTimeout("slow"))]
-    [True, True, False]
-    >>> [worth_repeating(httpx.Response(status), repeatable=True) for status in (503, 500, 422)]
-    [True, False, False]
-    """
-    if isinstance(outcome, httpx.ConnectError):
-        return True
-    if not repeatable:
-        return False
-    if isinstance(outcome, httpx.Response):
-        return outcome.status_code in PASSING
-    return isinstance(outcome, httpx.NetworkError | httpx.RemoteProtocolError)
-
-
-def pause(attempt: int, chance: float) -> float:
-    """Seconds to wait after an attempt, counted from 0: twice as long each time, and half of it left to chance, so that
-    clients whose server went away do not come back all at once.
-
-    >>> [pause(attempt, chance=1.0) for attempt in (0, 1, 2, 10)]
-    [0.1, 0.2, 0.4, 5.0]
-    >>> pause(1, chance=0.0)
-    0.1
-    """
-    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**attempt)
-    return longest * (0.5 + 0.5 * chance)
-
-
-JSON = "application/json"
-ARROW = "application/vnd.apache.arrow.stream"
-NOT_FEATURES = ("item_id", "value")
-OF_THE_LIST = ("query_id", "user_id", "positions", "method")
-
-AnswerT = TypeVar("AnswerT")
-Rows = Sequence[Mapping[str, object]]
-Candidates = Rows | Any
-"""Dicts as in the API, or a table of Polars, pandas or PyArrow."""
-Outcome = httpx.Response | httpx.RequestError
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,49 +149,89 @@ class Call(Generic[AnswerT]):
     """A request, and how its answer is read.
 
     Attributes:
-        method, path: of HTTP.
-        read: makes a value of a success.
-        content, kind: the body, and what it is.
-        repeatable: whether it does no harm to send it again when nobody knows what became of it.
+        method, path: HTTP method and path.
+        read: Converts a successful response.
+        content, content_type: The body.
+        repeatable: Whether sending it twice does no harm.
     """
 
     method: str
     path: str
     read: Callable[[httpx.Response], AnswerT]
     content: bytes | None = field(default=None, repr=False)
-    kind: str = JSON
+    content_type: str = JSON
     repeatable: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Of httpx's `request`."""
-        headers = {} if self.content is None else {"content-type": self.kind}
+        """Return the arguments of httpx's `request`."""
+        headers = {} if self.content is None else {"content-type": self.content_type}
         return {"method": self.method, "url": self.path, "content": self.content, "headers": headers}
 
+    def should_retry(self, outcome: Outcome) -> bool:
+        """Return whether to send it again after this outcome.
 
-def conclude(call: Call[AnswerT], outcome: Outcome, address: str) -> AnswerT:
-    """The value of an answer.
+        >>> refused, broken = httpx.ConnectError("refused"), httpx.ReadError("broken")
+        >>> [rank_many([]).should_retry(error) for error in (refused, broken)]
+        [True, False]
+        >>> [model().should_retry(error) for error in (refused, broken, httpx.ReadTimeout("slow"))]
+        [True, True, False]
+        >>> [model().should_retry(httpx.Response(status)) for status in (503, 500, 422)]
+        [True, False, False]
+        """
+        if isinstance(outcome, httpx.ConnectError):
+            return True
+        if not self.repeatable:
+            return False
+        if isinstance(outcome, httpx.Response):
+            return outcome.status_code in TRANSIENT_STATUSES
+        return isinstance(outcome, httpx.NetworkError | httpx.RemoteProtocolError)
 
-    Raises:
-        ServerError: when the server refused, did not answer, or is not one of ours.
-    """
-    if isinstance(outcome, httpx.RequestError):
-        raise failed(outcome, address, call.path) from outcome
-    if not outcome.is_success:
-        raise refused(outcome, address, call.path)
-    try:
-        return call.read(outcome)
-    except (ValueError, KeyError, TypeError, IndexError, OSError, pl.exceptions.PolarsError):
-        raise strange(outcome, address, call.path) from None
+    def conclude(self, outcome: Outcome, address: str) -> AnswerT:
+        """Return the answer, or raise a `ServerError`."""
+        if isinstance(outcome, httpx.RequestError):
+            raise connection_error(outcome, address, self.path) from outcome
+        if not outcome.is_success:
+            raise refusal_error(outcome, address, self.path)
+        try:
+            return self.read(outcome)
+        except (ValueError, KeyError, TypeError, IndexError, OSError, pl.exceptions.PolarsError):
+            raise invalid_answer_error(outcome, address, self.path) from None
 
 
-def is_ready(outcome: Outcome, address: str) -> bool:
-    """Whether a server says that requests can be served; one that cannot be reached does not."""
-    if isinstance(outcome, httpx.RequestError) or outcome.status_code == 503:
+class _ReadyCall(Call[bool]):
+    """A readiness probe: it is sent once, and a server that is away is not ready."""
+
+    def should_retry(self, outcome: Outcome) -> bool:
         return False
-    return conclude(ready_call(), outcome, address)
+
+    def conclude(self, outcome: Outcome, address: str) -> bool:
+        if isinstance(outcome, httpx.RequestError) or outcome.status_code == 503:
+            return False
+        return super().conclude(outcome, address)
 
 
-def rank_call(
+def attempts(call: Call[AnswerT], connection: Connection) -> Generator[float, Outcome, AnswerT]:
+    """Drive a call: yield the seconds to wait before each attempt, receive its outcome, and return the answer."""
+    outcome = yield 0.0
+    for attempt in range(connection.retries):
+        if not call.should_retry(outcome):
+            break
+        outcome = yield retry_delay(attempt, _random.random())
+    return call.conclude(outcome, connection.address)
+
+
+def retry_delay(attempt: int, jitter: float) -> float:
+    """Return the seconds to wait after an attempt, counted from 0: exponential backoff, of which half is jitter.
+
+    >>> [retry_delay(attempt, jitter=1.0) for attempt in (0, 1, 2, 10)]
+    [0.1, 0.2, 0.4, 5.0]
+    >>> retry_delay(1, jitter=0.0)
+    0.1
+    """
+    return min(MAX_DELAY, FIRST_DELAY * 2.0**attempt) * (0.5 + 0.5 * jitter)
+
+
+def rank(
     candidates: Candidates,
     *,
     query_id: str,
@@ -246,138 +239,173 @@ def rank_call(
     positions: int | None = None,
     method: Method | None = None,
 ) -> Call[Ranking]:
-    """Rank one list."""
-    given = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
-    asked = {name: each for name, each in given.items() if each is not None}
-    if _are_rows(candidates):
-        content = _json({**asked, "candidates": list(candidates)}, "candidates")
-        return Call("POST", "/v1/rank", lambda response: read_ranking(response.json()), content)
-    frame = _table(candidates, "candidates")
-    for name in OF_THE_LIST:
+    """Rank one list.
+
+    Args:
+        candidates: Dicts with `item_id`, `features` and optionally `value`, as in the API; or a Polars, pandas or
+            PyArrow table with a row for each candidate, the columns `item_id`, optionally `value`, and one for each
+            feature, which is sent as Arrow.
+        query_id: Name of the query in the log.
+        user_id: Decides the arm of an A/B test, and is logged.
+        positions: Number of items shown; by default as many as the model knows.
+        method: How to rank; by default the server's method.
+    """
+    options = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
+    given = {name: value for name, value in options.items() if value is not None}
+    if _is_rows(candidates):
+        content = _json({**given, "candidates": list(candidates)}, "candidates")
+        return Call("POST", "/v1/rank", _reader(Ranking), content)
+    frame = _frame(candidates, "candidates")
+    for name in options:
         if name in frame.columns:
             raise DataError(f"candidates must not have a column '{name}', which is an argument; or use rank_table")
-    frame = frame.with_columns(pl.lit(each).alias(name) for name, each in asked.items())
-    return Call("POST", "/v1/rank", lambda response: _only_ranking(response, method), _stream(frame), ARROW)
+    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in given.items())
+    return Call("POST", "/v1/rank", _read_only_ranking, _arrow(frame), ARROW)
 
 
-def rank_many_call(queries: Rows) -> Call[list[Ranking]]:
-    """Rank several lists."""
+def rank_many(queries: Rows) -> Call[list[Ranking]]:
+    """Rank several lists, each a dict as in the API: `query_id`, `candidates`, and the options of `rank`."""
 
     def read(response: httpx.Response) -> list[Ranking]:
-        return [read_ranking(each) for each in response.json()["rankings"]]
+        return list(RankingBatch.model_validate_json(response.content).rankings)
 
     return Call("POST", "/v1/rank", read, _json({"queries": list(queries)}, "queries"))
 
 
-def rank_table_call(table: Any) -> Call[pl.DataFrame]:
-    """Rank the lists of a table."""
-    return Call("POST", "/v1/rank", _frame, _stream(_table(table, "table")), ARROW)
+def rank_table(table: Any) -> Call[pl.DataFrame]:
+    """Rank the lists of a table, which is sent as Arrow.
+
+    Args:
+        table: A row for each candidate, with `query_id`, `item_id`, a column for each feature, and optionally `value`,
+            `user_id`, `positions` and `method`. The rows of a list must be adjacent.
+
+    Returns:
+        A row for each item shown, best first in each list: `ranking_id`, `query_id`, `item_id`, `position`, `score`,
+        `click`, `utility`, `method`, `policy`, `arm` and `model`.
+    """
+    return Call("POST", "/v1/rank", _read_frame, _arrow(_frame(table, "table")), ARROW)
 
 
-def explain_call(
+def explain(
     candidates: Candidates,
     *,
     query_id: str | None = None,
     positions: int | None = None,
     orders: Mapping[str, Sequence[str]] | None = None,
 ) -> Call[Explanation]:
-    """Look into a list."""
-    given = {"query_id": query_id, "positions": positions}
-    asked: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
-    asked["candidates"] = list(candidates) if _are_rows(candidates) else _rows(_table(candidates, "candidates"))
-    asked["orders"] = {name: list(ids) for name, ids in (orders or {}).items()}
-    content = _json(asked, "candidates and orders")
-    return Call("POST", "/v1/explain", lambda response: read_explanation(response.json()), content, repeatable=True)
+    """Return the click table of a list and the expected utility of orders of it.
+
+    Args:
+        candidates: As for `rank`.
+        query_id: Optional.
+        positions: Number of items shown; at most as many as the model knows.
+        orders: Orders to evaluate, by name: item ids, best first.
+    """
+    rows = list(candidates) if _is_rows(candidates) else _rows(_frame(candidates, "candidates"))
+    body: dict[str, Any] = {"candidates": rows, "orders": {name: list(ids) for name, ids in (orders or {}).items()}}
+    options = {"query_id": query_id, "positions": positions}
+    body |= {name: value for name, value in options.items() if value is not None}
+    content = _json(body, "candidates and orders")
+    return Call("POST", "/v1/explain", _reader(Explanation), content, repeatable=True)
 
 
-def feedback_call(events: Rows) -> Call[int]:
-    """Say what happened; an event counts once however often it is sent."""
-    content = _json({"events": list(events)}, "events")
-    return Call("POST", "/v1/feedback", lambda response: int(response.json()["accepted"]), content, repeatable=True)
+def feedback(events: Rows) -> Call[int]:
+    """Report events, which are durable when this returns; reporting them twice does no harm.
+
+    Args:
+        events: Dicts with `ranking_id`, `item_id`, and optionally `click` (true), `conversion` (false) and `value`.
+
+    Returns:
+        The number of events accepted.
+    """
+
+    def read(response: httpx.Response) -> int:
+        return Accepted.model_validate_json(response.content).accepted
+
+    return Call("POST", "/v1/feedback", read, _json({"events": list(events)}, "events"), repeatable=True)
 
 
-def click_call(
-    ranking: Ranking | str, item_id: str, *, conversion: bool = False, value: float | None = None
-) -> Call[int]:
-    """Say that an item of a ranking was clicked."""
+def click(ranking: Ranking | str, item_id: str, *, conversion: bool = False, value: float | None = None) -> Call[int]:
+    """Report a click, as one event of `feedback`.
+
+    Args:
+        ranking: The result of `rank`, or its id.
+        item_id: The item that was clicked.
+        conversion: Whether it led to a purchase, an installation or the like.
+        value: Its actual value, which replaces the value by which it was ranked.
+    """
     if isinstance(ranking, Ranking) and item_id not in ranking.ids:
         raise DataError(f"item_id must be one of ranking {ranking.ranking_id}; got '{item_id}'")
     ranking_id = ranking.ranking_id if isinstance(ranking, Ranking) else ranking
     event = {"ranking_id": ranking_id, "item_id": item_id, "click": True, "conversion": conversion}
-    return feedback_call([event if value is None else {**event, "value": value}])
+    return feedback([event if value is None else {**event, "value": value}])
 
 
-def model_call() -> Call[ModelFacts]:
-    """Ask what is served."""
-    return Call("GET", "/v1/model", lambda response: read_model(response.json()), repeatable=True)
+def model() -> Call[ModelFacts]:
+    """Describe the models in use, and what requests must contain."""
+    return Call("GET", "/v1/model", _reader(ModelFacts), repeatable=True)
 
 
-def ready_call() -> Call[bool]:
-    """Ask whether requests can be served."""
-    return Call("GET", "/readyz", lambda response: bool(response.json()["status"] == "ready"), repeatable=True)
+def ready() -> Call[bool]:
+    """Return whether the server can serve requests; False if it cannot be reached. Never retried."""
+    return _ReadyCall("GET", "/readyz", lambda response: bool(response.json()["status"] == "ready"))
 
 
-def reload_call() -> Call[Reloaded]:
-    """Load the models anew; told twice, it would say of the second time that nothing changed."""
-    return Call("POST", "/v1/reload", lambda response: read_reloaded(response.json()))
+def reload() -> Call[Reloaded]:
+    """Reload the models, which needs a key; a broken model is refused."""
+    # Not repeatable: a second reload would report that nothing changed.
+    return Call("POST", "/v1/reload", _reader(Reloaded))
 
 
-def _are_rows(candidates: Candidates) -> bool:
+def _reader(schema: type[SchemaT]) -> Callable[[httpx.Response], SchemaT]:
+    return lambda response: schema.model_validate_json(response.content)
+
+
+def _is_rows(candidates: Candidates) -> bool:
     return isinstance(candidates, Sequence) and not isinstance(candidates, str | bytes)
 
 
-def _table(table: Any, name: str) -> pl.DataFrame:
-    """A table without the number of each row, which pandas sends along where rows were left out."""
+def _frame(table: Any, name: str) -> pl.DataFrame:
+    """Convert a table, without the index column that pandas adds after rows were dropped."""
     if not isinstance(table, pl.LazyFrame) and not hasattr(table, "__arrow_c_stream__"):
-        what = "a list of dicts or a table" if name == "candidates" else "a table"
-        got = f"{type(table).__module__}.{type(table).__name__}"
-        raise DataError(f"{name} must be {what} of Polars, pandas or PyArrow; got {got}")
+        allowed = "a list of dicts or a table" if name == "candidates" else "a table"
+        kind = f"{type(table).__module__}.{type(table).__name__}"
+        raise DataError(f"{name} must be {allowed} of Polars, pandas or PyArrow; got {kind}")
     return table_frame(table, name, name).select(~cs.matches(r"^__index_level_\d+__$"))
 
 
 def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """The candidates of a table as in the API."""
-    whole = frame.with_columns(cs.float().fill_nan(None))
-    own = [name for name in NOT_FEATURES if name in whole.columns]
-    others = whole.drop(own).rows(named=True)
-    if not own:
-        return [{"features": features} for features in others]
-    return [{**one, "features": other} for one, other in zip(whole.select(own).rows(named=True), others, strict=True)]
+    """Convert a table of candidates to dicts as in the API."""
+    frame = frame.with_columns(cs.float().fill_nan(None))
+    own = [name for name in ("item_id", "value") if name in frame.columns]
+    return [{**{name: row.pop(name) for name in own}, "features": row} for row in frame.iter_rows(named=True)]
 
 
-def _stream(frame: pl.DataFrame) -> bytes:
-    """An Arrow IPC stream with text in a form that every reader knows."""
+def _arrow(frame: pl.DataFrame) -> bytes:
+    """Write an Arrow IPC stream, with strings in the layout that every reader supports."""
     sink = io.BytesIO()
     frame.write_ipc_stream(sink, compression="uncompressed", compat_level=pl.CompatLevel.oldest())
     return sink.getvalue()
 
 
 def _json(body: Mapping[str, object], name: str) -> bytes:
+    def convert(value: object) -> object:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"got {type(value).__module__}.{type(value).__name__}")
+
     try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=convert).encode()
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} must be made of text, finite numbers, booleans and None: {error}") from error
 
 
-def _plain(value: object) -> object:
-    """What JSON has for a number of NumPy."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"got {type(value).__module__}.{type(value).__name__}")
-
-
-def _frame(response: httpx.Response) -> pl.DataFrame:
+def _read_frame(response: httpx.Response) -> pl.DataFrame:
     return pl.read_ipc_stream(io.BytesIO(response.content))
 
 
-def _only_ranking(response: httpx.Response, method: Method | None) -> Ranking:
-    """The one ranking of a stream."""
-    frame = _frame(response)
-    first = frame.row(0, named=True)
-    columns = ("item_id", "position", "score", "click", "utility")
-    return Ranking(
-        **{name: first[name] for name in ("ranking_id", "query_id", "model", "policy", "arm")},
-        method=first.get("method", method),
-        utility=float(frame["utility"].sum()),
-        items=tuple(RankedItem(*row) for row in frame.select(columns).rows()),
-    )
+def _read_only_ranking(response: httpx.Response) -> Ranking:
+    """Read the one ranking of an Arrow stream."""
+    frame = _read_frame(response)
+    rows = frame.to_dicts()
+    return Ranking.model_validate({**rows[0], "utility": float(frame["utility"].sum()), "items": rows})

@@ -1,4 +1,4 @@
-"""The HTTP face of a service: its routes behind a gate, and signals."""
+"""The HTTP application: routes of a `Service` behind the access middleware, and reload on SIGHUP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -22,54 +23,107 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from urank import __version__
+from urank.client.wire_schemas import Accepted, FeatureNames, ModelFacts, Reloaded, Shadow, SplitTest
 from urank.errors import UrankError
-from urank.serve.openapi import body_models, describe, docs_page
+from urank.serve.list_ranking import explain, write_arrow
+from urank.serve.openapi import describe, docs_page
 from urank.serve.playground import playground_page
-from urank.serve.ranking import explain
-from urank.serve.request_arrays import ARROW_TYPE, read_lists, write_rankings
-from urank.serve.schemas import FeedbackBody, Limits, Problem, invalid_body, problem_response
+from urank.serve.request_arrays import ARROW_TYPE, read_arrow
+from urank.serve.request_schemas import FeedbackBody, Problem, invalid_body, problem_response, request_models
 from urank.serve.security import AccessMiddleware, read_body
-from urank.serve.service import METRICS_TYPE, Ranked, Service
-from urank.serve.settings import ServeConfig
+from urank.serve.server_settings import ServeConfig
+from urank.serve.service import METRICS_TYPE, RankedRequest, Service
 
-__all__ = ["Routes", "build_app", "content_type", "parse", "parse_rank"]
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-_BATCH = re.compile(rb'\s*\{\s*"queries"\s*:')
-
-
-def content_type(request: Request, *allowed: str) -> str:
-    """What the body is said to be; pages of other sites can send other types without asking."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in allowed:
-        raise Problem(415, f"the body must be {' or '.join(allowed)}", headers={"Accept-Post": ", ".join(allowed)})
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(415, "the body must not be compressed")
-    return kind
-
-
-def parse(model: type[ModelT], body: bytes) -> ModelT:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid_body(error) from None
-
-
-def parse_rank(body: bytes, mixed: bool, limits: Limits) -> tuple[list[Any], bool]:
-    """The queries of a body, and whether it is a batch: one begins with its only field."""
-    models = body_models(mixed, limits)
-    if _BATCH.match(body):
-        return parse(models["RankBatch"], body).queries, True
-    return [parse(models["RankQuery"], body)], False
-
+__all__ = ["Routes", "build_app"]
 
 JSON = "application/json"
-logger = logging.getLogger("urank.serve")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+_BATCH = re.compile(rb'\s*\{\s*"queries"\s*:')
+
+logger = logging.getLogger("urank.serve")
+
+
+def build_app(
+    config: ServeConfig,
+    *,
+    compacts: bool = True,
+    parent: int | None = None,
+    reload_pending: Callable[[], bool] = lambda: False,
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        config: Settings; the models are loaded here.
+        compacts: Whether to export the feedback log to Parquet in the background.
+        parent: Process that supervises several workers, and forwards a signal to all of them.
+        reload_pending: Whether a signal asked for a reload while the models were being loaded.
+    """
+    service = Service(config, compacts=compacts)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start(parent)
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # outside the main thread, as in tests
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_on_signal()))
+            if reload_pending():
+                await service.reload_on_signal()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="urank",
+        version=__version__,
+        summary="Ranks lists by expected utility, and logs rankings and feedback.",
+        description="Refusals are `application/problem+json`.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.router.route_class = _DirectRoute
+    routes = Routes(service, app, parent=parent)
+    for path, method, handler, summary in routes.all():
+        app.add_api_route(
+            path,
+            routes.measured(path, handler),
+            methods=[method],
+            summary=summary,
+            include_in_schema=path.startswith("/v1/") or path in ("/healthz", "/readyz", "/metrics"),
+            response_class=Response,
+        )
+    app.add_exception_handler(HTTPException, _routing_problem)
+    app.add_middleware(
+        AccessMiddleware,
+        key=config.key,
+        hosts=config.hosts,
+        max_requests=config.limits.requests,
+        on_refusal=lambda status: service.metrics.requests.labels("refused", status).inc(),
+    )
+    return app
+
+
+class _DirectRoute(APIRoute):
+    """A route that passes the request to its handler, which parses the body itself."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
+async def _routing_problem(_: Request, error: Exception) -> Response:
+    """Answer unknown paths and methods."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
+    details = {404: "there is nothing at this path", 405: "this path does not support that method"}
+    headers = dict(error.headers or {})
+    return problem_response(Problem(error.status_code, details.get(error.status_code, "refused"), headers=headers))
 
 
 class Routes:
-    """A handler for each path."""
+    """The handlers of all paths."""
 
     def __init__(self, service: Service, app: FastAPI, *, parent: int | None) -> None:
         self.service = service
@@ -77,30 +131,31 @@ class Routes:
         self.parent = parent
 
     def all(self) -> list[tuple[str, str, Handler, str]]:
-        """Path, method, handler, and what it does in a few words."""
-        found: list[tuple[str, str, Handler, str]] = [
+        """Return path, method, handler and summary of each route."""
+        routes: list[tuple[str, str, Handler, str]] = [
             ("/v1/rank", "POST", self.rank, "Rank one list or several"),
-            ("/v1/explain", "POST", self.explain, "The click table of a list, and the utility of orders"),
-            ("/v1/feedback", "POST", self.feedback, "Say what was clicked"),
-            ("/v1/reload", "POST", self.reload, "Load the models anew"),
-            ("/v1/model", "GET", self.model, "What is served, and what it takes"),
-            ("/healthz", "GET", self.health, "Whether the process lives"),
+            ("/v1/explain", "POST", self.explain, "Return the click table of a list, and the utility of orders"),
+            ("/v1/feedback", "POST", self.feedback, "Report clicks and conversions"),
+            ("/v1/reload", "POST", self.reload, "Reload the models"),
+            ("/v1/model", "GET", self.model, "Describe the models in use, and what requests must contain"),
+            ("/healthz", "GET", self.health, "Whether the process is alive"),
             ("/readyz", "GET", self.ready, "Whether requests can be served"),
-            ("/metrics", "GET", self.metrics, "Counters for Prometheus"),
+            ("/metrics", "GET", self.metrics, "Metrics for Prometheus"),
             ("/openapi.json", "GET", self.openapi, "This description"),
             ("/docs", "GET", self.docs, "This description as a page"),
         ]
         if self.service.config.playground:
-            found += [
-                ("/", "GET", self.playground, "Look into lists with a browser"),
-                ("/v1/samples", "GET", self.samples, "Lists of a log to look into"),
-                ("/v1/samples/{number}", "GET", self.sample, "One of these lists"),
+            routes += [
+                ("/", "GET", self.playground, "Explore lists in a browser"),
+                ("/v1/samples", "GET", self.samples, "Sample lists of a log"),
+                ("/v1/samples/{number}", "GET", self.sample, "One of the sample lists"),
             ]
-        return found
+        return routes
 
     def measured(self, path: str, handler: Handler) -> Handler:
-        """A handler whose refusals are sentences, whose time is limited, and whose requests are counted."""
-        seconds = self.service.metrics.seconds.labels(path)
+        """Wrap a handler: convert refusals and failures to problems, limit its time, and count its requests."""
+        metrics = self.service.metrics
+        request_seconds = metrics.seconds.labels(path)
         limit = 2 * self.service.config.limits.seconds  # for the body, and for the answer
 
         async def route(request: Request) -> Response:
@@ -113,15 +168,15 @@ class Routes:
             except TimeoutError:
                 response = problem_response(Problem(503, "the answer took too long"))
             except ClientDisconnect:
-                response = problem_response(Problem(400, "the client went away"))
+                response = problem_response(Problem(400, "the client closed the connection"))
             except Exception:
                 logger.exception("a request to %s failed", path)
-                response = problem_response(Problem(500, "something went wrong here; the server's log has it"))
-            took = time.perf_counter() - started
-            seconds.observe(took)
-            self.service.metrics.requests.labels(path, response.status_code).inc()
+                response = problem_response(Problem(500, "an internal error occurred; see the server's log"))
+            seconds = time.perf_counter() - started
+            request_seconds.observe(seconds)
+            metrics.requests.labels(path, response.status_code).inc()
             timing = response.headers.get("server-timing")
-            total = f"total;dur={1e3 * took:.3f}"
+            total = f"total;dur={1e3 * seconds:.3f}"
             response.headers["server-timing"] = total if timing is None else f"{timing}, {total}"
             return response
 
@@ -129,29 +184,33 @@ class Routes:
         return route
 
     async def rank(self, request: Request) -> Response:
-        kind = content_type(request, JSON, ARROW_TYPE)
-        body = await read_body(request, self.service.config.limits, json=kind == JSON)
-        state = self.service.state
-        if kind == ARROW_TYPE:
-            ranked = await self.service.rank(state, read_lists(body, state.reader))
-            answer = write_rankings(ranked.shown, ranked.lists, ranked.ids)
+        content_type = _content_type(request, JSON, ARROW_TYPE)
+        limits = self.service.config.limits
+        body = await read_body(request, limits, json=content_type == JSON)
+        context = self.service.context
+        if content_type == ARROW_TYPE:
+            ranked = await self.service.rank(context, read_arrow(body, context.reader))
+            answer = write_arrow(ranked.rankings, ranked.lists, ranked.ids)
             return _timed(Response(answer, media_type=ARROW_TYPE), ranked)
-        queries, batch = parse_rank(body, state.mixed, self.service.config.limits)
-        ranked = await self.service.rank(state, state.reader.lists(queries, batch=batch))
-        answers = ranked.answers()
+        models = request_models(context.mixed, limits)
+        batch = _BATCH.match(body) is not None  # a batch begins with its only field
+        queries = _parse(models["RankBatch"], body).queries if batch else [_parse(models["RankQuery"], body)]
+        ranked = await self.service.rank(context, context.reader.lists(queries, batch=batch))
+        answers = ranked.to_dicts()
         return _timed(_json({"rankings": answers} if batch else answers[0]), ranked)
 
     async def explain(self, request: Request) -> Response:
-        content_type(request, JSON)
-        body = await read_body(request, self.service.config.limits)
-        state = self.service.state
-        query = parse(body_models(state.mixed, self.service.config.limits)["ExplainQuery"], body)
-        return _json(explain(state.served, state.reader.list_of(query), query.orders))
+        _content_type(request, JSON)
+        limits = self.service.config.limits
+        body = await read_body(request, limits)
+        context = self.service.context
+        query = _parse(request_models(context.mixed, limits)["ExplainQuery"], body)
+        return _json(explain(context.active, context.reader.explain_list(query), query.orders))
 
     async def feedback(self, request: Request) -> Response:
-        content_type(request, JSON)
+        _content_type(request, JSON)
         body = await read_body(request, self.service.config.limits)
-        return _json({"accepted": await self.service.feedback(parse(FeedbackBody, body).events)}, 202)
+        return _json(Accepted(accepted=await self.service.feedback(_parse(FeedbackBody, body).events)), 202)
 
     async def reload(self, _: Request) -> Response:
         if self.service.config.key is None:
@@ -159,11 +218,11 @@ class Routes:
         try:
             changed = await self.service.reload()
         except UrankError:
-            raise Problem(409, "the model is broken, so the old one stays; the server's log says why") from None
+            raise Problem(409, "the model is broken, so the old one stays; the server's log has the reason") from None
         if self.parent is not None and os.getppid() == self.parent:
             os.kill(self.parent, signal.SIGHUP)
-        version = self.service.state.served.main.version
-        return _json({"version": version, "changed": changed, "status": "reloaded" if changed else "unchanged"})
+        version = self.service.context.active.main.version
+        return _json(Reloaded(version=version, changed=changed, status="reloaded" if changed else "unchanged"))
 
     async def model(self, _: Request) -> Response:
         return _json(_model_facts(self.service))
@@ -198,126 +257,56 @@ class Routes:
         text = str(request.path_params["number"])
         number = int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else -1
         if not 0 <= number < len(self.service.samples):
-            raise Problem(404, f"there are {len(self.service.samples)} samples, from 0")
-        sample = self.service.samples[number]
-        return _json(
-            {
-                "query_id": sample.query_id,
-                "candidates": sample.candidates,
-                "logged": sample.logged,
-                "clicked": sample.clicked,
-            }
-        )
+            raise Problem(404, f"there are {len(self.service.samples)} samples, numbered from 0")
+        return _json(asdict(self.service.samples[number]))
+
+
+def _content_type(request: Request, *allowed: str) -> str:
+    """Return the type of the body. Pages of other sites can send other types without a preflight request."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in allowed:
+        raise Problem(415, f"the body must be {' or '.join(allowed)}", headers={"Accept-Post": ", ".join(allowed)})
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(415, "the body must not be compressed")
+    return content_type
+
+
+def _parse(model: type[ModelT], body: bytes) -> ModelT:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid_body(error) from None
 
 
 def _json(value: Any, status: int = 200) -> Response:
     return Response(to_json(value), status, media_type=JSON)
 
 
-def _timed(response: Response, ranked: Ranked) -> Response:
-    """With the time of the models and of the log, in milliseconds, for those who look."""
+def _timed(response: Response, ranked: RankedRequest) -> Response:
+    """Add the milliseconds of the models and of the log as a Server-Timing header."""
     parts = f"model;dur={1e3 * ranked.model_seconds:.3f}, log;dur={1e3 * ranked.log_seconds:.3f}"
     response.headers["server-timing"] = parts
     return response
 
 
-def _model_facts(service: Service) -> dict[str, Any]:
-    served, config = service.state.served, service.config
-    main = served.main
-    return {
-        "version": main.version,
-        "name": main.name,
-        "method": served.method_of(main),
-        "methods": list(served.methods),
-        "positions": main.positions,
-        "features": {"numeric": list(served.numeric), "categorical": list(served.categorical)},
-        "takes_value": served.takes_value,
-        "loaded": datetime.fromtimestamp(main.loaded, UTC).isoformat(timespec="seconds"),
-        "explore": None if config.exploration is None else str(config.exploration),
-        "shadow": None if served.shadow is None else {"version": served.shadow.version, "name": served.shadow.name},
-        "test": None
-        if served.test is None or served.other is None
-        else {"name": served.test.name, "share": served.test.share, "version": served.other.version},
-        "log": config.log is not None,
-        "limits": config.limits.model_dump(),
-    }
-
-
-def build_app(
-    config: ServeConfig,
-    *,
-    compacts: bool = True,
-    parent: int | None = None,
-    reload_wanted: Callable[[], bool] = lambda: False,
-) -> FastAPI:
-    """The application.
-
-    Args:
-        config: how it runs; the models are loaded here.
-        compacts: whether it also turns the feedback log into Parquet.
-        parent: the process that watches over this and other workers, and hands a signal on to all of them.
-        reload_wanted: whether a signal asked for new models while these were being loaded.
-    """
-    service = Service(config, compacts=compacts)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start(parent)
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a thread, as in tests
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_quietly()))
-            if reload_wanted():
-                await service.reload_quietly()
-        yield
-        await service.stop()
-
-    app = FastAPI(
-        title="urank",
-        version=__version__,
-        summary="Ranks lists by what they are expected to earn, and logs what happened.",
-        description="Refusals are `application/problem+json`.",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
+def _model_facts(service: Service) -> ModelFacts:
+    active, config = service.context.active, service.config
+    main, shadow, other = active.main, active.shadow, active.other
+    split = None
+    if active.test is not None and other is not None:
+        split = SplitTest(name=active.test.name, share=active.test.share, version=other.version)
+    return ModelFacts(
+        version=main.version,
+        name=main.name,
+        method=active.method_of(main),
+        methods=active.methods,
+        positions=main.positions,
+        features=FeatureNames(numeric=active.numeric, categorical=active.categorical),
+        takes_value=active.takes_value,
+        loaded=datetime.fromtimestamp(main.loaded, UTC),
+        explore=None if config.exploration is None else str(config.exploration),
+        shadow=None if shadow is None else Shadow(version=shadow.version, name=shadow.name),
+        test=split,
+        log=config.log is not None,
+        limits=config.limits.model_dump(),
     )
-    app.state.service = service
-    routes = Routes(service, app, parent=parent)
-    app.router.route_class = _PlainRoute
-    for path, method, handler, words in routes.all():
-        shown = path.startswith("/v1/") or path in ("/healthz", "/readyz", "/metrics")
-        app.add_api_route(
-            path,
-            routes.measured(path, handler),
-            methods=[method],
-            summary=words,
-            include_in_schema=shown,
-            response_class=Response,
-        )
-    app.add_exception_handler(HTTPException, _http_problem)
-    count = service.metrics.requests.labels
-    app.add_middleware(
-        AccessMiddleware,
-        key=config.key,
-        hosts=config.hosts,
-        most=config.limits.requests,
-        refused=lambda status: count("refused", status).inc(),
-    )
-    return app
-
-
-class _PlainRoute(APIRoute):
-    """A route whose handler gets the request as it is: it parses the body itself, so FastAPI need not look for one."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return handler
-
-
-async def _http_problem(_: Request, error: Exception) -> Response:
-    """What the router refuses: paths and methods that are not there."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
-    words = {404: "there is nothing at this path", 405: "this path does not take that method"}
-    headers = dict(error.headers or {})
-    return problem_response(Problem(error.status_code, words.get(error.status_code, "refused"), headers=headers))

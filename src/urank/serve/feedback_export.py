@@ -1,19 +1,24 @@
-"""Turn write-ahead files into a log: each sealed segment into a part, with the feedback on it from all segments.
+"""Export the feedback log: each closed segment becomes Parquet parts, joined with the feedback of all segments.
 
-It keeps no state but the files, and may be killed at any instant: a file goes only when all that it holds is on the
-disk elsewhere, and joining the same feedback again changes nothing. A segment goes through three states:
+The files are the only state, and a compaction may be killed at any time: a file is removed only after its whole content
+is durable elsewhere, and joining the same feedback again changes nothing. A segment passes through three states:
 
     wal/SEGMENT.wal       its rankings are nowhere else
-    wal/SEGMENT.joined    its rankings are parts; kept for feedback on rankings of segments that are no parts yet
-    gone                  all that it held is in parts, or in unmatched/SEGMENT.wal when its ranking is not here
+    wal/SEGMENT.joined    its rankings are in parts; kept for feedback on rankings of segments without parts yet
+    removed               its content is in parts, or in unmatched/SEGMENT.wal if the ranking is not in this log
+
+`python -m urank.serve.feedback_export DIR SECONDS` runs one compaction; a server does so in the background.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import logging
 import os
 import re
+import sys
 import time
 import zlib
 from collections import Counter
@@ -30,12 +35,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from urank.errors import ConfigError, DataError
+from urank.errors import ConfigError, DataError, UrankError
 from urank.progress import Report, silent
 from urank.serve.feedback_store import (
     SEGMENT,
     WAL,
-    Columns,
+    FeedbackColumns,
     FeedbackRecord,
     RankingRecord,
     RecordKind,
@@ -47,7 +52,7 @@ from urank.serve.feedback_store import (
     encode,
     exclusive_lock,
     framed,
-    is_sealed,
+    is_closed,
     kind_of,
     segment_of,
     segment_path,
@@ -58,22 +63,23 @@ __all__ = [
     "JOINED",
     "KEYS",
     "UNMATCHED",
-    "About",
     "ClosedSegment",
     "CompactionStats",
-    "Joined",
+    "CompactionTask",
+    "FeedbackOrShadow",
+    "JoinedImpressions",
+    "LogParts",
     "PartMetadata",
-    "Parts",
-    "are_shown",
+    "closed_segments",
     "compact",
     "durable_file",
-    "heard_elsewhere",
+    "has_impression",
     "join_feedback",
     "keep_unmatched",
     "log_frame",
-    "read_notes",
     "read_part",
-    "sealed_segments",
+    "read_part_metadata",
+    "remote_feedback",
     "segment_files",
     "shadow_agreement",
     "shadow_clicks",
@@ -82,25 +88,25 @@ __all__ = [
 ]
 
 JOINED = ".joined"
-"""How the file of a segment ends whose rankings are parts."""
+"""Suffix of a segment whose rankings are in parts."""
 
 _SEGMENT = re.compile(SEGMENT)
-_OWN = (RecordKind.columns, RecordKind.ranking)
+_RANKING_KINDS = (RecordKind.columns, RecordKind.ranking)
 
-About = FeedbackRecord | ShadowRecord
+FeedbackOrShadow = FeedbackRecord | ShadowRecord
 
 
 @dataclass
 class ClosedSegment:
-    """A segment that nobody writes to.
+    """A segment without a writer.
 
     Attributes:
-        due: whether its rankings become parts now.
-        joined: whether they are parts.
-        homes: segment -> how many records here are about rankings of that segment.
-        checksum: of these records, in their order.
-        torn: bytes at the end that are no record.
-        damaged: bytes before that, of no record or of one that says nothing.
+        due: Whether its rankings become parts now.
+        joined: Whether they are in parts already.
+        homes: Segment -> number of records here that refer to its rankings.
+        checksum: Checksum of these records.
+        torn: Bytes at the end without a record.
+        damaged: Bytes before that without a record, or with an invalid one.
     """
 
     name: str
@@ -112,10 +118,10 @@ class ClosedSegment:
     torn: int = 0
     damaged: int = 0
 
-    def about(self) -> Iterator[About]:
-        """Feedback and the orders of a silent model."""
+    def feedback(self) -> Iterator[FeedbackOrShadow]:
+        """Yield feedback and orders of the shadow model."""
         for payload in SegmentReader(self.path):
-            if kind_of(payload) not in _OWN:
+            if kind_of(payload) not in _RANKING_KINDS:
                 try:
                     record = decode(payload)
                 except DataError:
@@ -123,32 +129,34 @@ class ClosedSegment:
                 if isinstance(record, FeedbackRecord | ShadowRecord):
                     yield record
 
-    def own(self) -> Iterator[Columns | RankingRecord]:
-        """Its rankings, each after its columns; what says nothing counts as damaged."""
+    def columns_and_rankings(self) -> Iterator[FeedbackColumns | RankingRecord]:
+        """Yield its rankings, each after its columns; invalid records count as damaged."""
         for payload in SegmentReader(self.path):
-            if kind_of(payload) in _OWN:
+            if kind_of(payload) in _RANKING_KINDS:
                 try:
                     record = decode(payload)
                 except DataError:
                     self.damaged += len(payload)
                     continue
-                if isinstance(record, Columns | RankingRecord):
+                if isinstance(record, FeedbackColumns | RankingRecord):
                     yield record
 
-    def rankings(self, known: Callable[[str], Columns | None]) -> tuple[list[RankingRecord], dict[str, Columns]]:
-        """Its rankings, each once, and the columns of each set; what does not belong here counts as damaged.
+    def rankings(
+        self, known: Callable[[str], FeedbackColumns | None]
+    ) -> tuple[list[RankingRecord], dict[str, FeedbackColumns]]:
+        """Return its rankings, each once, and their sets of columns; foreign records count as damaged.
 
         Args:
-            known: the columns of a digest, if they are told elsewhere too.
+            known: Returns the columns of a digest, if they are known elsewhere.
         """
         rankings: dict[str, RankingRecord] = {}
-        columns: dict[str, Columns] = {}
-        for record in self.own():
-            if isinstance(record, Columns):
+        columns: dict[str, FeedbackColumns] = {}
+        for record in self.columns_and_rankings():
+            if isinstance(record, FeedbackColumns):
                 columns[record.digest] = record
                 continue
-            if record.columns not in columns and (told := known(record.columns)) is not None:
-                columns[record.columns] = told  # what told them here is damaged
+            if record.columns not in columns and (found := known(record.columns)) is not None:
+                columns[record.columns] = found  # their record here is damaged
             fits = record.columns in columns and record.fits(columns[record.columns])
             if fits and segment_of(record.ranking_id) == self.name:
                 rankings.setdefault(record.ranking_id, record)
@@ -157,10 +165,10 @@ class ClosedSegment:
         return list(rankings.values()), columns
 
     def survey(self) -> None:
-        """Read it once, to learn of whom it holds feedback and what of it cannot be read."""
+        """Count the feedback by home, and the bytes that cannot be read."""
         reader = SegmentReader(self.path)
         for payload in reader:
-            if kind_of(payload) in _OWN:  # rankings take time, and are not needed before they are due
+            if kind_of(payload) in _RANKING_KINDS:  # slow to decode, and not needed before they are due
                 continue
             try:
                 record = decode(payload)
@@ -175,16 +183,16 @@ class ClosedSegment:
 
 
 def segment_files(wal: Path) -> list[Path]:
-    """The files of a folder that are segments, written to or not, oldest first."""
+    """Return the segment files of a folder, open or closed, oldest first."""
     paths = [path for path in wal.iterdir() if path.suffix in (".wal", JOINED)]
     return sorted(path for path in paths if _SEGMENT.fullmatch(path.stem))
 
 
-def sealed_segments(wal: Path, window: float, now: float) -> Iterator[ClosedSegment]:
-    """The segments of a folder that nobody writes to, oldest first; due are those that were sealed a window ago."""
+def closed_segments(wal: Path, window: float, now: float) -> Iterator[ClosedSegment]:
+    """Yield the closed segments of a folder, oldest first; due are those closed for at least the window."""
     for path in segment_files(wal):
         joined = path.suffix == JOINED
-        if not (joined or is_sealed(path)):
+        if not (joined or is_closed(path)):
             continue
         due = not joined and (window == 0 or now - path.stat().st_mtime >= window)
         segment = ClosedSegment(path.stem, path, due, joined)
@@ -193,7 +201,7 @@ def sealed_segments(wal: Path, window: float, now: float) -> Iterator[ClosedSegm
 
 
 KEYS = ["session_id", "item_id"]
-"""The columns that tell an impression from the others."""
+"""Columns that identify an impression."""
 
 _SHADOW = ("query_id", *KEYS, "position", "shadow_position", "click", "model", "shadow_model", "timestamp")
 _TIME = pl.Datetime("us", "UTC")
@@ -202,8 +210,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-def log_frame(rankings: Sequence[RankingRecord], columns: Columns) -> pl.DataFrame:
-    """One row for each item shown, none of them clicked; all rankings must fit the columns."""
+def log_frame(rankings: Sequence[RankingRecord], columns: FeedbackColumns) -> pl.DataFrame:
+    """Return one row for each item shown, without clicks; all rankings must fit the columns."""
     counts = np.array([len(ranking.items) for ranking in rankings])
     of = np.repeat(np.arange(len(rankings)), counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -241,15 +249,16 @@ def log_frame(rankings: Sequence[RankingRecord], columns: Columns) -> pl.DataFra
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinedImpressions:
     """Impressions with feedback joined to them.
 
     Attributes:
-        frame: the impressions.
-        value_times: row -> when its value was told by feedback, in microseconds; other rows have that of the ranking.
-        found: `[events]`, whether there is an impression that the event is of.
-        new: `[events]`, whether it said anything that was not known before.
-        valueless: how many told a value where the log has none, which is left out.
+        frame: The impressions.
+        value_times: Row -> time of the feedback that set its value, in microseconds; other rows have the value of the
+            ranking.
+        found: `[events]`, whether the event belongs to an impression.
+        new: `[events]`, whether it changed anything.
+        valueless: Number of values that were dropped, since the log has no values.
     """
 
     frame: pl.DataFrame
@@ -259,16 +268,18 @@ class Joined:
     valueless: int
 
 
-def join_feedback(frame: pl.DataFrame, value_times: Mapping[int, int], events: Sequence[FeedbackRecord]) -> Joined:
-    """Join feedback to impressions, which may have had some before.
+def join_feedback(
+    frame: pl.DataFrame, value_times: Mapping[int, int], events: Sequence[FeedbackRecord]
+) -> JoinedImpressions:
+    """Join feedback to impressions, which may have feedback already.
 
-    A click or a conversion that was told stays. Of the values told, the one of the latest time counts; of one time, the
-    largest. So the result is the same in whatever order events come, and however often.
+    A reported click or conversion stays. Of several values the latest counts; of those with the same time the largest.
+    So the result does not depend on the order or the repetition of events.
 
     Args:
-        frame: impressions, as `log_frame` makes them.
-        value_times: of feedback that was joined before.
-        events: what became of them; also of others.
+        frame: Impressions, as from `log_frame`.
+        value_times: Of feedback that was joined before.
+        events: Feedback, also on other impressions.
     """
     rows = _rows_of(frame, events)
     click, conversion = frame["click"].to_numpy().copy(), frame["conversion"].to_numpy().copy()
@@ -283,26 +294,26 @@ def join_feedback(frame: pl.DataFrame, value_times: Mapping[int, int], events: S
         conversion[row] |= event.conversion
         if event.value is None or value is None:
             continue
-        told = np.float32(event.value)
-        if row not in times or (event.time_us, told) >= (times[row], value[row]):
-            new[place] |= told != value[row]
-            value[row], times[row] = told, event.time_us
+        reported = np.float32(event.value)
+        if row not in times or (event.time_us, reported) >= (times[row], value[row]):
+            new[place] |= reported != value[row]
+            value[row], times[row] = reported, event.time_us
     changed = [pl.Series("click", click), pl.Series("conversion", conversion)]
     valueless = 0
     if value is None:
         valueless = sum(events[place].value is not None for place in matched)
     else:
         changed.append(pl.Series("value", value))
-    return Joined(frame.with_columns(changed), times, rows >= 0, new, valueless)
+    return JoinedImpressions(frame.with_columns(changed), times, rows >= 0, new, valueless)
 
 
-def are_shown(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Bools:
-    """Whether there is an impression that each event is of; the frame needs no columns but `KEYS`."""
+def has_impression(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Bools:
+    """Return whether each event belongs to an impression; the frame needs only the columns `KEYS`."""
     return _rows_of(frame, events) >= 0
 
 
 def _rows_of(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Ints:
-    """The row of the impression that each event is of; −1 for none."""
+    """Return the row of the impression of each event; −1 if there is none."""
     asked = pl.DataFrame(
         {"session_id": [event.ranking_id for event in events], "item_id": [event.item_id for event in events]},
         schema=dict.fromkeys(KEYS, pl.String),
@@ -315,12 +326,12 @@ def _rows_of(frame: pl.DataFrame, events: Sequence[FeedbackRecord]) -> Ints:
 def shadow_frame(
     logs: Sequence[pl.DataFrame], rankings: Sequence[RankingRecord], shadows: Sequence[ShadowRecord]
 ) -> pl.DataFrame:
-    """What was shown beside what a silent model would have shown: a row for each item that either placed.
+    """Compare what was shown with the orders of the shadow model: a row for each item that either placed.
 
     Args:
-        logs: the impressions.
-        rankings: those that they are of.
-        shadows: orders of the silent model; of two for one ranking the first counts, and those of others are left out.
+        logs: The impressions.
+        rankings: Their rankings.
+        shadows: Orders of the shadow model; of two for one ranking the first counts, and those of others are ignored.
     """
     models = {ranking.ranking_id: ranking for ranking in rankings}
     orders: dict[str, ShadowRecord] = {}
@@ -352,7 +363,7 @@ def shadow_frame(
 
 
 def shadow_clicks(shadow: pl.DataFrame, logs: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The same with the clicks of the impressions as they are now; an item that was not shown has none."""
+    """Update the clicks of a `shadow_frame`; an item that was not shown has none."""
     clicks = pl.concat(log.select(*KEYS, "click") for log in logs)
     return shadow.drop("click").join(clicks, on=KEYS, how="left", maintain_order="left").select(_SHADOW)
 
@@ -367,23 +378,23 @@ _SOURCES, _TIMES = b"urank.sources", b"urank.value_times"
 
 @dataclass(frozen=True)
 class PartMetadata:
-    """What a part keeps beside its rows.
+    """Metadata of a part.
 
     Attributes:
-        sources: the segments whose feedback was joined, all of it.
-        value_times: row -> when the value was told that feedback told, in microseconds.
+        sources: Segments whose feedback was joined completely.
+        value_times: Row -> time of the feedback that set its value, in microseconds.
     """
 
     sources: frozenset[str] = frozenset()
     value_times: Mapping[int, int] = field(default_factory=dict)
 
 
-class Parts:
-    """The folders and parts of a feedback log."""
+class LogParts:
+    """The Parquet folders and parts of a feedback log."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._folders: dict[str, tuple[Path, Columns]] = {}
+        self._folders: dict[str, tuple[Path, FeedbackColumns]] = {}
         for folder in _log_folders(root):
             if (folder / COLUMNS).is_file():
                 columns = _read_columns(folder / COLUMNS)
@@ -391,20 +402,20 @@ class Parts:
 
     @property
     def folders(self) -> list[Path]:
-        """Those that hold rankings, the first first."""
+        """The folders with rankings, the first one first."""
         return [folder for folder, _ in self._folders.values()]
 
-    def columns(self, digest: str) -> Columns | None:
-        """The columns of this digest, if a folder has them."""
+    def columns(self, digest: str) -> FeedbackColumns | None:
+        """Return the columns with this digest; None if no folder has them."""
         return self._folders[digest][1] if digest in self._folders else None
 
     def of(self, segment: str) -> list[Path]:
-        """The parts that a segment has."""
+        """Return the parts of a segment."""
         paths = [folder / f"{segment}.parquet" for folder in self.folders]
         return [path for path in paths if path.is_file()]
 
-    def path(self, segment: str, columns: Columns) -> Path:
-        """Where the rankings of a segment go that have these columns; the folder is made when it is the first time."""
+    def path(self, segment: str, columns: FeedbackColumns) -> Path:
+        """Return the part for the rankings of a segment with these columns; creates its folder if needed."""
         if columns.digest not in self._folders:
             folder = self._free_folder()
             durable_folder(folder)
@@ -414,11 +425,11 @@ class Parts:
         return self._folders[columns.digest][0] / f"{segment}.parquet"
 
     def shadow(self, segment: str) -> Path:
-        """Where the orders of a silent model go."""
+        """Return the part for the orders of the shadow model."""
         return self._root / SHADOW / f"{segment}.parquet"
 
     def _free_folder(self) -> Path:
-        """The first of log, log-2, … that does not exist or is empty but for what a kill left behind."""
+        """Return the first of log, log-2, … that does not exist or contains only files of an interrupted write."""
         number = 1
         while True:
             folder = self._root / ("log" if number == 1 else f"log-{number}")
@@ -432,21 +443,21 @@ def _log_folders(root: Path) -> list[Path]:
     return [found[number] for number in sorted(found) if found[number].is_dir()]
 
 
-def _read_columns(path: Path) -> Columns:
+def _read_columns(path: Path) -> FeedbackColumns:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] == _FORMAT:
             return columns_from(content)
     except (ValueError, LookupError, TypeError, DataError):
         pass
-    raise DataError(f"{path} must tell the columns of its folder, as urank wrote it; it does not")
+    raise DataError(f"{path} must contain the columns of its folder, as urank wrote them; it does not")
 
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name when the block ends well and the content is on the disk.
+    """Yield a temporary path that durably replaces `path` when the block succeeds.
 
-    The temporary name is always the same, so what a kill left behind is used again. Logs are read without such names.
+    Its name is always the same, so that the file of an interrupted write is overwritten. Readers of logs skip it.
     """
     working = path.with_name(f".{path.name}")
     try:
@@ -462,21 +473,21 @@ def durable_file(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def write_part(path: Path, frame: pl.DataFrame, notes: PartMetadata) -> None:
-    """Write a part, or replace it."""
-    metadata = {_SOURCES: " ".join(sorted(notes.sources)).encode()}
-    if notes.value_times:
-        pairs = np.array(sorted(notes.value_times.items()), dtype="<i8")
-        metadata[_TIMES] = base64.b64encode(pairs.tobytes())
-    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]  # of numbers, few are alike
-    table = frame.to_arrow().replace_schema_metadata(metadata)
+def write_part(path: Path, frame: pl.DataFrame, metadata: PartMetadata) -> None:
+    """Write or replace a part."""
+    fields = {_SOURCES: " ".join(sorted(metadata.sources)).encode()}
+    if metadata.value_times:
+        pairs = np.array(sorted(metadata.value_times.items()), dtype="<i8")
+        fields[_TIMES] = base64.b64encode(pairs.tobytes())
+    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]  # numbers rarely repeat
+    table = frame.to_arrow().replace_schema_metadata(fields)
     durable_folder(path.parent)
     with durable_file(path) as working:
         pq.write_table(table, working, compression="zstd", use_dictionary=texts)
 
 
-def read_notes(path: Path) -> PartMetadata:
-    """The notes of a part."""
+def read_part_metadata(path: Path) -> PartMetadata:
+    """Read the metadata of a part."""
     try:
         metadata = pq.read_schema(path).metadata or {}
         pairs = np.frombuffer(base64.b64decode(metadata.get(_TIMES, b"")), dtype="<i8").reshape(-1, 2)
@@ -487,7 +498,7 @@ def read_notes(path: Path) -> PartMetadata:
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
-    """The rows of a part, with all columns or these."""
+    """Read the rows of a part, with all columns or these."""
     try:
         with pq.ParquetFile(path) as file:
             return pl.DataFrame(pl.from_arrow(file.read(columns)))
@@ -496,11 +507,13 @@ def read_part(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
 
 
 def _unreadable(path: Path) -> DataError:
-    return DataError(f"{path} is not a readable Parquet file; move it away, and feedback on its rankings is left out")
+    return DataError(
+        f"{path} is not a readable Parquet file; move it away, and feedback on its rankings will be unmatched"
+    )
 
 
 def shadow_agreement(root: Path) -> tuple[int, int]:
-    """Rankings that a silent model ranked too, and in how many of them it had the same item first."""
+    """Return the number of rankings of the shadow model, and of those with the same first item as shown."""
     paths = sorted((root / SHADOW).glob("[!.]*.parquet"))
     if not paths:
         return 0, 0
@@ -510,41 +523,41 @@ def shadow_agreement(root: Path) -> tuple[int, int]:
 
 
 UNMATCHED = "unmatched"
-"""The folder of feedback on rankings that are not in this log."""
+"""Folder of feedback on rankings that are not in this log."""
 
 
-class _Elsewhere(ClosedSegment):
-    """A file that is only read. Its owner may remove it at any time, and then has put what counts somewhere else."""
+class _RemoteSegment(ClosedSegment):
+    """A read-only segment. Its owner may remove it at any time, after its content is durable elsewhere."""
 
-    def about(self) -> Iterator[About]:
-        """Feedback; what a silent model would have shown is no concern of others."""
+    def feedback(self) -> Iterator[FeedbackOrShadow]:
+        """Yield feedback, without the orders of the shadow model of another server."""
         with suppress(FileNotFoundError):
-            for record in super().about():
+            for record in super().feedback():
                 if isinstance(record, FeedbackRecord):
                     yield record
 
 
-def heard_elsewhere(root: Path, also: Collection[Path]) -> dict[str, ClosedSegment]:
-    """What may hold feedback on rankings of a log beside its own write-ahead files: those of others, and unmatched.
+def remote_feedback(root: Path, also: Collection[Path]) -> dict[str, ClosedSegment]:
+    """Return files that may contain feedback on a log besides its own segments: those of other logs, and unmatched.
 
-    Without others there is nothing: what the log itself did not match is not read each time.
+    Without other logs there are none: the log's own unmatched feedback is not read each time.
 
     Args:
-        root: the folder of the log.
-        also: those of others; it may be among them.
+        root: The folder of the log.
+        also: Folders of other logs; it may be among them.
 
     Returns:
-        the files by what parts remember them by: segment and checksum of the feedback, so that one which has grown, as
-        the copy of a file that was still written to does, is looked at again.
+        The files by their name in the metadata of parts: segment and checksum of the feedback, so that a file which
+        has grown, as the copy of an open segment does, is read again.
     """
     if not also:
         return {}
-    # Write-ahead files first: what moves from there to `unmatched` meanwhile is seen at least once.
+    # Write-ahead files first, so that feedback which moves to `unmatched` meanwhile is read at least once.
     others = sorted({folder.resolve() for folder in also} - {root.resolve()})
     folders = [*(other / WAL for other in others), *(other / UNMATCHED for other in [*others, root])]
     found: dict[str, ClosedSegment] = {}
     for path in chain.from_iterable(segment_files(folder) for folder in folders if folder.is_dir()):
-        source = _Elsewhere(path.stem, path, due=False, joined=False)
+        source = _RemoteSegment(path.stem, path, due=False, joined=False)
         with suppress(FileNotFoundError):
             source.survey()
             if source.homes:
@@ -552,15 +565,15 @@ def heard_elsewhere(root: Path, also: Collection[Path]) -> dict[str, ClosedSegme
     return found
 
 
-def keep_unmatched(root: Path, segment: ClosedSegment, homes: Collection[str], parts: Parts, at_once: int) -> bool:
-    """Write down the feedback of a segment that is on no impression of the log; whether there was any.
+def keep_unmatched(root: Path, segment: ClosedSegment, homes: Collection[str], parts: LogParts, at_once: int) -> bool:
+    """Keep the feedback of a segment that belongs to no impression of the log; returns whether there was any.
 
     Args:
-        root: the folder of the log.
-        segment: all of whose feedback that can be joined is joined.
-        homes: the segments of the rankings that it may be on; on those of others, all is known to be joined.
-        parts: of the log.
-        at_once: how many events may be held in memory.
+        root: The folder of the log.
+        segment: A segment whose other feedback has been joined.
+        homes: Homes that may have unmatched feedback; that on all others has been joined.
+        parts: The parts of the log.
+        at_once: Largest number of events in memory.
     """
     events = _unmatched(segment, homes, parts, at_once) if homes else iter(())
     first = next(events, None)
@@ -572,11 +585,13 @@ def keep_unmatched(root: Path, segment: ClosedSegment, homes: Collection[str], p
     return True
 
 
-def _unmatched(segment: ClosedSegment, homes: Collection[str], parts: Parts, at_once: int) -> Iterator[FeedbackRecord]:
+def _unmatched(
+    segment: ClosedSegment, homes: Collection[str], parts: LogParts, at_once: int
+) -> Iterator[FeedbackRecord]:
     paths = {home: parts.of(home) for home in homes}
     held: dict[str, list[FeedbackRecord]] = {home: [] for home in homes}
     count = 0
-    for record in segment.about():
+    for record in segment.feedback():
         home = segment_of(record.ranking_id)
         if home not in held or not isinstance(record, FeedbackRecord):
             continue
@@ -594,32 +609,35 @@ def _unmatched(segment: ClosedSegment, homes: Collection[str], parts: Parts, at_
 def _not_shown(
     events: Mapping[str, Sequence[FeedbackRecord]], paths: Mapping[str, Sequence[Path]]
 ) -> Iterator[FeedbackRecord]:
-    """The events that are on no impression of the parts of their home."""
+    """Yield the events without an impression in the parts of their home."""
     for home in (home for home, some in events.items() if some):
-        shown = np.any([are_shown(read_part(path, KEYS), events[home]) for path in paths[home]], axis=0)
+        shown = np.any([has_impression(read_part(path, KEYS), events[home]) for path in paths[home]], axis=0)
         yield from (event for event, found in zip(events[home], shown, strict=True) if not found)
 
 
 LOCK = "compact.lock"
 EVENTS_AT_ONCE = 250_000
+COMPACT_SECONDS = 30.0
+
+logger = logging.getLogger("urank.serve")
 
 
 @dataclass(frozen=True)
 class CompactionStats:
-    """What a compaction found and did.
+    """Counts of a compaction.
 
     Attributes:
-        segments: that became parts.
-        rankings, impressions, clicks, conversions: in these parts.
-        late: events that told something new of rankings whose part was there before.
-        repeated: events that told nothing new.
-        unmatched: events of which there is no such ranking or item here, which are kept, and orders of a silent model
-            that came too late, which are not. Counted where they were heard of.
-        valueless: values that were told of rankings without values, and left out.
-        torn: bytes of writes that were cut off.
-        damaged: bytes within segments that were unreadable.
-        parts: files written.
-        waiting: segments that are left: still written to, within the window, or with feedback on such.
+        segments: Segments that became parts.
+        rankings, impressions, clicks, conversions: Contents of these parts.
+        late: Events that changed an earlier part.
+        repeated: Events that changed nothing.
+        unmatched: Events without a ranking or item in this log, which are kept, and orders of the shadow model that
+            came too late, which are not. Counted in the log that received them.
+        valueless: Values dropped because their rankings were logged without values.
+        torn: Bytes of interrupted writes.
+        damaged: Unreadable bytes within segments.
+        parts: Files written.
+        waiting: Remaining segments: open, within the window, or with feedback on such.
     """
 
     segments: int = 0
@@ -637,7 +655,7 @@ class CompactionStats:
     waiting: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a JSON-serialisable dict."""
         return asdict(self)
 
 
@@ -649,71 +667,71 @@ def compact(
     now: float | None = None,
     report: Report = silent,
 ) -> CompactionStats | None:
-    """Turn the sealed segments of a feedback log into Parquet, one row for each impression.
+    """Export the closed segments of a feedback log to Parquet, one row for each impression.
 
-    A segment becomes parts when it has been sealed for as long as the window, so that most clicks on its rankings are
-    there. Feedback that comes later is joined to the parts that are there. Rows are the same whenever this is called,
-    and however often it is interrupted. It needs memory for one segment and its feedback. Feedback on rankings that are
-    not here is kept in the folder `unmatched`, for that of the server which has them.
+    A segment becomes parts when it has been closed for the window, so that most clicks on its rankings have arrived.
+    Later feedback is joined to the existing parts. The rows do not depend on when this is called and how often it is
+    interrupted. It needs memory for one segment and its feedback. Feedback on rankings of other logs is kept in the
+    folder `unmatched`.
 
     Args:
-        folder: that a server logs to.
-        also: folders of other servers, which are only read: what they heard of rankings of this one is joined, and so
-            is what this one kept as unmatched, if its ranking is here now.
-        window_seconds: how long a sealed segment waits for clicks; 0 takes all that is sealed.
-        now: seconds since 1970; the current time when left out.
-        report: told after each step that lasts.
+        folder: The feedback log of a server.
+        also: Feedback logs of other servers, which are only read: their feedback on rankings of this log is joined, and
+            so is this log's unmatched feedback whose rankings have appeared.
+        window_seconds: How long a closed segment waits for clicks; 0 exports all closed segments.
+        now: Seconds since 1970; the current time by default.
+        report: Progress callback.
 
     Returns:
-        what was found; none when another compaction of this folder is under way.
+        The counts; None if another compaction of this folder is running.
 
     Raises:
-        ConfigError: when the folder, or one of the others, is no feedback log.
-        DataError: when a part, or what tells its columns, cannot be read.
+        ConfigError: If a folder is not a feedback log.
+        DataError: If a part or its columns cannot be read.
     """
     root = Path(folder)
     if not (root / WAL).is_dir():
-        raise ConfigError(f"{folder} is not a feedback log, as `urank serve --log` keeps it: it has no folder {WAL}")
+        raise ConfigError(f"{folder} is not a feedback log of `urank serve --log`: it has no folder {WAL}")
     others = [Path(each) for each in also]
     for other in others:
         if not ((other / WAL).is_dir() or (other / UNMATCHED).is_dir()):
             raise ConfigError(f"{other} is not a feedback log: it has neither a folder {WAL} nor {UNMATCHED}")
     if not window_seconds >= 0:
-        raise ConfigError(f"the window must be seconds from 0 up; got {window_seconds}")
-    with exclusive_lock(root / LOCK) as nobody_else:
-        if not nobody_else:
+        raise ConfigError(f"the window must be at least 0 seconds; got {window_seconds}")
+    with exclusive_lock(root / LOCK) as locked:
+        if not locked:
             return None
-        sealed = sealed_segments(root / WAL, window_seconds, time.time() if now is None else now)
-        return _Compacting(root, sealed, heard_elsewhere(root, others), report).run()
+        closed = closed_segments(root / WAL, window_seconds, time.time() if now is None else now)
+        return _CompactionRun(root, closed, remote_feedback(root, others), report).run()
 
 
-class _Compacting:
-    """One compaction; its counts are those of `Compaction`.
+class _CompactionRun:
+    """One compaction, which counts the fields of `CompactionStats`.
 
     Args:
-        root: the folder.
-        sealed: its segments that nobody writes to.
-        elsewhere: files of feedback that are only read, by the names that parts remember them by.
-        report: told after each step.
+        root: The folder.
+        closed: Its closed segments.
+        remote: Read-only files with feedback, by their name in the metadata of parts.
+        report: Progress callback.
     """
 
     def __init__(
-        self, root: Path, sealed: Iterable[ClosedSegment], elsewhere: Mapping[str, ClosedSegment], report: Report
+        self, root: Path, closed: Iterable[ClosedSegment], remote: Mapping[str, ClosedSegment], report: Report
     ) -> None:
         self._root = root
-        self._parts = Parts(root)
+        self._parts = LogParts(root)
         self._report = report
         self._counts: Counter[str] = Counter()
         self._done = self._total = 0
-        self._segments = {segment.name: segment for segment in sealed}
-        self._sources = {**self._segments, **elsewhere}  # what is heard elsewhere comes last
-        self._settled: set[tuple[str, str]] = set()  # (source, home) of which no event is unmatched
+        self._segments = {segment.name: segment for segment in closed}
+        self._sources = {**self._segments, **remote}  # remote sources last
+        self._settled: set[tuple[str, str]] = set()  # (source, home) without unmatched events
 
     def run(self) -> CompactionStats:
-        """Make parts, join late feedback, remove what is not needed any more."""
+        """Write parts, join late feedback, and remove segments that are not needed any more."""
         tasks = self._tasks()
         self._total = len(tasks)
-        for homes in _portions({home: self._events_of(home, sources) for home, sources in tasks.items()}):
+        for homes in _batches_of_homes({home: self._events_of(home, sources) for home, sources in tasks.items()}):
             about = self._gathered({home: tasks[home] for home in homes})
             for home in homes:
                 if self._is_due(home):
@@ -725,15 +743,15 @@ class _Compacting:
         return CompactionStats(**self._counts, waiting=len(segment_files(self._root / WAL)))
 
     def _tasks(self) -> dict[str, list[str]]:
-        """The segments whose parts are to be written, each with the segments that hold feedback on it; oldest first."""
+        """Return the segments whose parts are to be written, oldest first, each with the sources of feedback on it."""
         sources: dict[str, list[str]] = {name: [] for name in self._segments if self._is_due(name)}
         for name, source in self._sources.items():
             for home in filter(self._is_ready, source.homes):
                 if home in sources or self._parts.of(home):
                     sources.setdefault(home, []).append(name)
         for home in [home for home in sources if not self._is_due(home)]:
-            # What all parts of a home have joined before was counted then.
-            notes = [read_notes(path).sources for path in self._parts.of(home)]
+            # Sources that all parts of a home have joined were counted before.
+            notes = [read_part_metadata(path).sources for path in self._parts.of(home)]
             sources[home] = [name for name in sources[home] if not all(name in each for each in notes)]
         return {home: sources[home] for home in sorted(sources) if sources[home] or self._is_due(home)}
 
@@ -744,35 +762,35 @@ class _Compacting:
         return home in self._segments and self._segments[home].due
 
     def _is_ready(self, home: str) -> bool:
-        """Whether the rankings of a segment are parts, become parts now, or are nowhere."""
+        """Return whether the rankings of a segment are in parts, become parts now, or do not exist."""
         if self._is_due(home):
             return True
-        # The folder was listed before feedback was read, so a file that is not in that list may be there all the same.
+        # The folder was listed before feedback was read, so a file may exist without being in that list.
         return not segment_path(self._root, home).exists()
 
     def _stays(self, segment: ClosedSegment) -> bool:
-        """Whether a segment is needed after this compaction."""
+        """Return whether a segment is needed after this compaction."""
         return not (segment.due or segment.joined) or not all(map(self._is_ready, segment.homes))
 
-    def _gathered(self, wanted: Mapping[str, Collection[str]]) -> dict[str, list[About]]:
-        """The records about rankings of these segments, from the sources that are wanted for each."""
-        found: dict[str, list[About]] = {home: [] for home in wanted}
+    def _gathered(self, wanted: Mapping[str, Collection[str]]) -> dict[str, list[FeedbackOrShadow]]:
+        """Return the records that refer to these segments, from the given sources of each."""
+        found: dict[str, list[FeedbackOrShadow]] = {home: [] for home in wanted}
         needed = {source for sources in wanted.values() for source in sources}
         for name, source in self._sources.items():
             if name not in needed:
                 continue
             homes = {home for home, sources in wanted.items() if name in sources}
-            for record in source.about():
+            for record in source.feedback():
                 home = segment_of(record.ranking_id)
                 if home in homes:
                     found[home].append(record)
         return found
 
-    def _make(self, segment: ClosedSegment, about: Sequence[About], sources: Collection[str]) -> None:
-        """Turn a segment into its parts."""
+    def _make(self, segment: ClosedSegment, about: Sequence[FeedbackOrShadow], sources: Collection[str]) -> None:
+        """Write the parts of a segment."""
         rankings, columns = segment.rankings(self._parts.columns)
         events, shadows = _by_kind(about)
-        joined: list[Joined] = []
+        joined: list[JoinedImpressions] = []
         for digest in dict.fromkeys(ranking.columns for ranking in rankings):
             some = [ranking for ranking in rankings if ranking.columns == digest]
             each = join_feedback(log_frame(some, columns[digest]), {}, events)
@@ -795,17 +813,17 @@ class _Compacting:
         self._counts["damaged"] += segment.damaged
         segment.path = segment.path.rename(segment.path.with_suffix(JOINED))
 
-    def _amend(self, home: str, about: Sequence[About], sources: Collection[str]) -> None:
-        """Join feedback to the parts that a segment has."""
+    def _amend(self, home: str, about: Sequence[FeedbackOrShadow], sources: Collection[str]) -> None:
+        """Join feedback to existing parts of a segment."""
         events, shadows = _by_kind(about)
         paths = self._parts.of(home)
-        notes = [read_notes(path) for path in paths]
+        notes = [read_part_metadata(path) for path in paths]
         joined = [
             join_feedback(read_part(path), note.value_times, events) for path, note in zip(paths, notes, strict=True)
         ]
         shadow = self._parts.shadow(home)
         if shadow.is_file() and any(each.new.any() for each in joined):
-            # Before the others, for what these have joined is not looked at again.
+            # Before the parts, since what these have joined is not read again.
             self._write(shadow, shadow_clicks(read_part(shadow), [each.frame for each in joined]), PartMetadata())
         must_note = any(source not in self._segments or self._stays(self._segments[source]) for source in sources)
         for path, note, each in zip(paths, notes, joined, strict=True):
@@ -814,23 +832,25 @@ class _Compacting:
         self._counts["late"] += self._count_events(home, joined, sources, len(shadows))
         self._counts["unmatched"] += len(shadows)
 
-    def _count_events(self, home: str, joined: Sequence[Joined], sources: Collection[str], shadows: int) -> int:
-        """Count the events of a home, each of which is found in one of its parts or in none; returns the new ones."""
-        if not joined:  # without parts they are counted when their segment goes
+    def _count_events(
+        self, home: str, joined: Sequence[JoinedImpressions], sources: Collection[str], shadows: int
+    ) -> int:
+        """Count the events of a home, each of which belongs to one of its parts or to none; returns the new ones."""
+        if not joined:  # without parts they are counted when their segment is removed
             return 0
         found = np.any([each.found for each in joined], axis=0)
-        told = np.any([each.new for each in joined], axis=0)
-        self._counts["repeated"] += int((found & ~told).sum())
+        changed = np.any([each.new for each in joined], axis=0)
+        self._counts["repeated"] += int((found & ~changed).sum())
         self._counts["valueless"] += sum(each.valueless for each in joined)
         own = [source for source in sources if source in self._segments]
-        lost = ~found[: self._events_of(home, own) - shadows]  # those of others come last, and were counted there
+        lost = ~found[: self._events_of(home, own) - shadows]  # remote ones come last, and are counted there
         self._counts["unmatched"] += int(lost.sum())
         if not lost.any():
             self._settled.update((source, home) for source in own)
-        return int(told.sum())
+        return int(changed.sum())
 
-    def _write(self, path: Path, frame: pl.DataFrame, notes: PartMetadata) -> None:
-        write_part(path, frame, notes)
+    def _write(self, path: Path, frame: pl.DataFrame, metadata: PartMetadata) -> None:
+        write_part(path, frame, metadata)
         self._counts["parts"] += 1
         self._step(0)
 
@@ -839,8 +859,8 @@ class _Compacting:
         self._report("joining", self._done, self._total)
 
     def _remove(self) -> None:
-        """Remove the segments of which all is elsewhere, and keep what was not joined."""
-        sync_folder(self._root / WAL)  # that it is joined must be known to last before what was joined goes
+        """Remove segments whose content is durable elsewhere, and keep unmatched feedback."""
+        sync_folder(self._root / WAL)  # renames to .joined must be durable before feedback is removed
         gone = [segment for segment in self._segments.values() if not self._stays(segment)]
         for number, segment in enumerate(gone):
             nowhere = [count for home, count in segment.homes.items() if not self._parts.of(home)]
@@ -853,13 +873,13 @@ class _Compacting:
         sync_folder(self._root / WAL)
 
 
-def _by_kind(about: Sequence[About]) -> tuple[list[FeedbackRecord], list[ShadowRecord]]:
+def _by_kind(about: Sequence[FeedbackOrShadow]) -> tuple[list[FeedbackRecord], list[ShadowRecord]]:
     feedback = [record for record in about if isinstance(record, FeedbackRecord)]
     return feedback, [record for record in about if isinstance(record, ShadowRecord)]
 
 
-def _portions(events: Mapping[str, int]) -> Iterator[list[str]]:
-    """Homes in portions, each with as many events as are held at once, or a single home."""
+def _batches_of_homes(events: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield groups of homes, each with at most `EVENTS_AT_ONCE` events or a single home."""
     portion: list[str] = []
     held = 0
     for home, count in events.items():
@@ -870,3 +890,58 @@ def _portions(events: Mapping[str, int]) -> Iterator[list[str]]:
         held += count
     if portion:
         yield portion
+
+
+class CompactionTask:
+    """Runs a compaction regularly, in a separate process that takes no time from requests.
+
+    Args:
+        folder: The feedback log.
+        join_seconds: How long a closed segment waits for clicks.
+    """
+
+    def __init__(self, folder: Path, join_seconds: float) -> None:
+        self.folder = folder
+        self.join_seconds = join_seconds
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        command = (sys.executable, "-m", __name__, str(self.folder), f"{self.join_seconds:g}")
+        while True:
+            await asyncio.sleep(COMPACT_SECONDS)
+            if not self.is_due():
+                continue
+            try:
+                self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+                if await self._process.wait():
+                    logger.warning("the feedback log was not exported to Parquet; see the line above")
+            except OSError as error:  # out of memory or processes: the next attempt may succeed
+                logger.warning("the feedback log was not exported to Parquet: %s", error.strerror)
+
+    async def stop(self) -> None:
+        """Terminate a running compaction, which is safe at any time."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+            await self._process.wait()
+
+    def is_due(self) -> bool:
+        """Return whether a segment has not been written to for `join_seconds`."""
+        before = time.time() - self.join_seconds
+        with suppress(FileNotFoundError):  # another compaction has just removed it
+            return any(path.stat().st_mtime <= before for path in (self.folder / WAL).glob("*.*"))
+        return True
+
+
+def _main(folder: str, seconds: str) -> None:
+    try:
+        if compact(folder, window_seconds=float(seconds)) is None:
+            raise ConfigError(f"{folder} is being exported by another process")
+    except UrankError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

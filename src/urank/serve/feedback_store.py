@@ -1,17 +1,20 @@
-"""What goes on beside the requests: the log becomes Parquet, and a worker ends with its parent."""
+"""The write-ahead log of rankings and feedback: records, segment files, and the writer.
+
+A worker appends records to a segment, `wal/SEGMENT.wal`, which it holds by a file lock. A record is framed by a magic
+number, its length and a checksum. Its payload is a kind, a JSON head, and the arrays of a ranking. The id of a ranking
+begins with its segment, its home, so that feedback finds it whichever worker receives it.
+`urank.serve.feedback_export` joins closed segments into Parquet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import json
-import logging
 import os
 import re
 import secrets
-import signal
 import struct
-import sys
 import tempfile
 import time
 import zlib
@@ -39,8 +42,7 @@ __all__ = [
     "RANKING_ID",
     "SEGMENT",
     "WAL",
-    "Columns",
-    "CompactionTask",
+    "FeedbackColumns",
     "FeedbackRecord",
     "RankingRecord",
     "Record",
@@ -55,9 +57,8 @@ __all__ = [
     "encode",
     "exclusive_lock",
     "framed",
-    "is_sealed",
+    "is_closed",
     "kind_of",
-    "live_with",
     "new_ranking_id",
     "new_segment",
     "open_segment",
@@ -68,15 +69,15 @@ __all__ = [
 ]
 
 SEGMENT = "^[0-9a-f]{12}-[0-9a-f]{6}$"
-"""The name of a segment: milliseconds since 1970 and chance."""
+"""Name of a segment: milliseconds since 1970, and random digits."""
 RANKING_ID = "^[0-9a-f]{12}-[0-9a-f]{6}-[0-9a-f]{12}$"
-"""The id of a ranking: the segment that it is written to, its home, and chance."""
+"""Id of a ranking: the segment that contains it, its home, and random digits."""
 
 OWN_COLUMNS = (
     *("query_id", "session_id", "item_id", "position", "click", "conversion", "value", "policy"),
     *("propensity", "ranked_position", "user_id", "arm", "timestamp"),
 )
-"""The columns of a feedback log that are not features."""
+"""Columns of a feedback log that are not features."""
 
 _RANKING_ID = re.compile(RANKING_ID)
 _SEGMENT_LENGTH = 12 + 1 + 6
@@ -88,10 +89,10 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns that some rankings have beyond those of all: features, values, and those of exploration.
+class FeedbackColumns:
+    """The columns of rankings that vary: features, values, and those of exploration.
 
-    >>> Columns(("price",), ("brand",), value=False, explored=False).digest
+    >>> FeedbackColumns(("price",), ("brand",), value=False, explored=False).digest
     '738e29717a7b'
     """
 
@@ -104,17 +105,17 @@ class Columns:
         names = [*self.numeric, *self.categorical]
         for name in names:
             if name in OWN_COLUMNS:
-                raise DataError(f"a feature must not be called as a column of the feedback log is; got '{name}'")
+                raise DataError(f"a feature must not have the name of a column of the feedback log; got '{name}'")
         if len(set(names)) < len(names):
-            raise DataError(f"features must have a name of their own; got {', '.join(names)}")
+            raise DataError(f"features must have unique names; got {', '.join(names)}")
 
     @cached_property
     def digest(self) -> str:
-        """What rankings call this set of columns."""
+        """Id of this set of columns in rankings."""
         return sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a JSON-serialisable dict."""
         lists = {"numeric": list(self.numeric), "categorical": list(self.categorical)}
         return {**lists, "value": self.value, "explored": self.explored}
 
@@ -124,18 +125,18 @@ class RankingRecord:
     """A list as it was shown.
 
     Attributes:
-        ranking_id: its id, the segment first.
-        query_id, user_id, arm: of the request.
-        policy: what made the order.
-        model: the version of the model.
-        columns: the digest of its columns.
-        time_us: microseconds since 1970.
-        items: the items at positions 1 to m.
-        numeric: `[m, F]`, NaN where missing.
-        categorical: m rows of C texts, none where missing.
-        value: `[m]`, what a click is worth.
-        propensity: `[m]`, the probability with which the item came to its position.
-        ranked_position: m positions, before exploration.
+        ranking_id: Its id, which begins with its segment.
+        query_id, user_id, arm: Those of the request.
+        policy: Logging policy.
+        model: Version of the model.
+        columns: Digest of its columns.
+        time_us: Microseconds since 1970.
+        items: The items at positions 1 to m.
+        numeric: `[m, F]`, NaN if missing.
+        categorical: m rows of C texts, None if missing.
+        value: `[m]`, the value of a click.
+        propensity: `[m]`, the probability of the item to be at its position.
+        ranked_position: m positions before exploration.
     """
 
     ranking_id: str
@@ -166,7 +167,7 @@ class RankingRecord:
         if self.value is not None:
             _check_array("value", self.value, np.float32, (count,))
             if not ((self.value >= 0) & (self.value <= _FLOAT32_MAX)).all():
-                raise DataError(f"value must be finite numbers from 0 up in ranking {self.ranking_id}")
+                raise DataError(f"value must be finite and at least 0 in ranking {self.ranking_id}")
         if self.propensity is not None:
             _check_array("propensity", self.propensity, np.float64, (count,))
             if not ((self.propensity > 0) & (self.propensity <= 1)).all():
@@ -177,8 +178,8 @@ class RankingRecord:
         if ranked is not None and not all(1 <= position <= MAX_POSITION for position in ranked):
             raise DataError(f"ranked_position must be from 1 to {MAX_POSITION} in ranking {self.ranking_id}")
 
-    def fits(self, columns: Columns) -> bool:
-        """Whether it has what these columns hold, and nothing else."""
+    def fits(self, columns: FeedbackColumns) -> bool:
+        """Return whether it has exactly these columns."""
         return (
             self.numeric.shape[1] == len(columns.numeric)
             and len(self.categorical[0]) == len(columns.categorical)
@@ -189,7 +190,7 @@ class RankingRecord:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRecord:
-    """What became of an item of a ranking: whether it was clicked, led to what counts, and what that was worth."""
+    """Feedback on an item of a ranking: click, conversion, and actual value."""
 
     ranking_id: str
     item_id: str
@@ -201,12 +202,12 @@ class FeedbackRecord:
     def __post_init__(self) -> None:
         _check_origin(self.ranking_id, self.time_us)
         if self.value is not None and not 0 <= self.value <= _FLOAT32_MAX:
-            raise DataError(f"value must be a finite number from 0 up; got {self.value} for item {self.item_id}")
+            raise DataError(f"value must be a finite number of at least 0; got {self.value} for item {self.item_id}")
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowRecord:
-    """The order that a silent model would have shown, the items at positions 1 and below."""
+    """The order of the shadow model, best first."""
 
     ranking_id: str
     model: str
@@ -218,27 +219,27 @@ class ShadowRecord:
         _check_items(self.items)
 
 
-Record = Columns | RankingRecord | FeedbackRecord | ShadowRecord
+Record = FeedbackColumns | RankingRecord | FeedbackRecord | ShadowRecord
 
 
 def new_segment(now_ms: int) -> str:
-    """A name for a new segment at this time, in milliseconds since 1970."""
+    """Return the name of a new segment at this time, in milliseconds since 1970."""
     return f"{now_ms:012x}-{secrets.token_hex(3)}"
 
 
 def new_ranking_id(segment: str) -> str:
-    """A new id for a ranking that is written to this segment."""
+    """Return an id for a ranking that is written to this segment."""
     return f"{segment}-{secrets.token_hex(6)}"
 
 
 def segment_of(ranking_id: str) -> str:
-    """The home of a ranking: the segment that it was written to.
+    """Return the home of a ranking: the segment that contains it.
 
     >>> segment_of("0192f3a4b5c6-3f9a1c-00112233aabb")
     '0192f3a4b5c6-3f9a1c'
     """
     if not _RANKING_ID.fullmatch(ranking_id):
-        raise DataError(f"a ranking id must be as the server made it; got '{ranking_id[:60]}'")
+        raise DataError(f"ranking_id must be an id of a server; got '{ranking_id[:60]}'")
     return ranking_id[:_SEGMENT_LENGTH]
 
 
@@ -275,10 +276,10 @@ class RecordKind(IntEnum):
 
 
 def encode(record: Record) -> bytes:
-    """The payload of a record.
+    """Return the payload of a record.
 
     Raises:
-        DataError: when a text holds half a character (a lone surrogate), which no file can hold.
+        DataError: If a text contains a lone surrogate, which UTF-8 cannot encode.
     """
     match record:
         case RankingRecord():
@@ -290,12 +291,12 @@ def encode(record: Record) -> bytes:
         case ShadowRecord():
             kind, arrays = RecordKind.shadow, b""
             head = {"id": record.ranking_id, "model": record.model, "time": record.time_us, "items": record.items}
-        case Columns():
+        case FeedbackColumns():
             kind, head, arrays = RecordKind.columns, record.to_dict(), b""
     try:
         text = _to_json(head).encode()
     except ValueError as error:
-        raise DataError(f"a {kind.name} record must hold whole characters and finite numbers: {error}") from error
+        raise DataError(f"a {kind.name} record must contain valid Unicode and finite numbers: {error}") from error
     return _HEAD.pack(kind, len(text)) + text + arrays
 
 
@@ -327,20 +328,20 @@ def _arrays(record: RankingRecord) -> bytes:
 
 
 def kind_of(payload: bytes) -> int:
-    """The kind of a payload by its first byte alone; 0 for none."""
+    """Return the kind of a payload by its first byte; 0 if it is empty."""
     return payload[0] if payload else 0
 
 
 def decode(payload: bytes) -> Record:
-    """The record of a payload.
+    """Return the record of a payload.
 
     Raises:
-        DataError: when it is not what `encode` makes, whatever it is.
+        DataError: If it is anything but a result of `encode`.
     """
     try:
         return _decode(payload)
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error) as error:
-        raise DataError(f"a record must be as the server wrote it; got {type(error).__name__}: {error}") from error
+        raise DataError(f"a record must be as a server wrote it; got {type(error).__name__}: {error}") from error
 
 
 def _decode(payload: bytes) -> Record:
@@ -351,8 +352,8 @@ def _decode(payload: bytes) -> Record:
         raise DataError(f"the head of a record must have {length} bytes; got {len(text)}")
     head = json.loads(text.decode())
     if not isinstance(head, dict):
-        raise DataError("the head of a record must be an object of JSON")
-    if b"\\ud" in text.lower():  # perhaps half a character, written as an escape
+        raise DataError("the head of a record must be a JSON object")
+    if b"\\ud" in text.lower():  # perhaps a lone surrogate, written as an escape
         _to_json(head).encode()
     if kind == RecordKind.ranking:
         return _ranking(head, arrays)
@@ -374,17 +375,17 @@ def _decode(payload: bytes) -> Record:
     raise DataError(f"a record must be of a kind from 1 to {len(RecordKind)}; got {kind}")
 
 
-def columns_from(head: Mapping[str, Any]) -> Columns:
-    """The columns that a `Columns.to_dict` told.
+def columns_from(head: Mapping[str, Any]) -> FeedbackColumns:
+    """Return the columns of a `FeedbackColumns.to_dict`.
 
     Raises:
-        DataError: when it tells something else.
+        DataError: If it is anything else.
     """
     try:
         names = _texts(head["numeric"], "numeric"), _texts(head["categorical"], "categorical")
-        return Columns(*names, value=_flag(head, "value"), explored=_flag(head, "explored"))
+        return FeedbackColumns(*names, value=_flag(head, "value"), explored=_flag(head, "explored"))
     except (LookupError, TypeError) as error:
-        raise DataError(f"columns must be as the server told them; got {str(head)[:100]}") from error
+        raise DataError(f"columns must be as a server wrote them; got {str(head)[:100]}") from error
 
 
 def _ranking(head: Mapping[str, Any], arrays: memoryview) -> RankingRecord:
@@ -437,12 +438,12 @@ def _flag(head: Mapping[str, Any], key: str) -> bool:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise DataError(f"a whole number is needed; got {value!r}")
+        raise DataError(f"an integer is required; got {value!r}")
     return value
 
 
 WAL = "wal"
-"""The folder of the write-ahead files within that of the log."""
+"""Folder of the write-ahead files within that of the log."""
 MAX_RECORD = 64 * 2**20
 
 _MAGIC = b"urk1"
@@ -451,10 +452,10 @@ _LOOK = 2**20
 
 
 def framed(payload: bytes) -> bytes:
-    """A payload as it stands in a file.
+    """Return a payload with its frame.
 
     Raises:
-        DataError: when it is empty or larger than a record may be.
+        DataError: If it is empty or too large.
     """
     if not 0 < len(payload) <= MAX_RECORD:
         raise DataError(f"a record must have from 1 to {MAX_RECORD:,} bytes; got {len(payload):,}")
@@ -462,16 +463,16 @@ def framed(payload: bytes) -> bytes:
 
 
 def segment_path(folder: Path, segment: str) -> Path:
-    """The file of a segment within the folder of the log."""
+    """Return the file of a segment within the folder of the log."""
     return folder / WAL / f"{segment}.wal"
 
 
 class SegmentReader:
-    """The payloads of a write-ahead file, one at a time; after the last one it is known how many bytes were none.
+    """Iterates over the payloads of a write-ahead file, and then knows how many bytes could not be read.
 
     Attributes:
-        torn: bytes at the end that are no record: a write that was cut off.
-        damaged: bytes before the last record that belong to none. They are skipped, up to the next whole record.
+        torn: Bytes at the end without a record: an interrupted write.
+        damaged: Bytes before the last record that belong to none. Reading resumes at the next whole record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -483,7 +484,7 @@ class SegmentReader:
         self.torn = self.damaged = 0
         with self._path.open("rb", buffering=_LOOK) as file:
             size = os.fstat(file.fileno()).st_size
-            place, end = 0, 0  # where to look, and where the last whole record ended
+            place, end = 0, 0  # of the next attempt, and of the last whole record
             while place < size:
                 payload = _record_at(file, place, size)
                 if payload is None:
@@ -496,21 +497,21 @@ class SegmentReader:
 
 
 def read_segment(path: Path) -> tuple[list[bytes], int, int]:
-    """The payloads of a write-ahead file, the bytes of its torn end, and the damaged bytes before that."""
+    """Return the payloads of a write-ahead file, the torn bytes at its end, and the damaged bytes before."""
     reader = SegmentReader(path)
     payloads = list(reader)
     return payloads, reader.torn, reader.damaged
 
 
 def _record_at(file: BinaryIO, place: int, size: int) -> bytes | None:
-    """The payload of the frame that begins here; none when there is no whole one."""
+    """Return the payload of the frame at this offset; None if there is no whole one."""
     if file.tell() != place:
         file.seek(place)
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None
     magic, length, checksum = _HEADER.unpack(header)
-    # The length is believed only within limits: in garbage it may be anything, and memory is taken by it.
+    # Garbage may have any length, which must not be allocated.
     if magic != _MAGIC or not 0 < length <= min(MAX_RECORD, size - place - _HEADER.size):
         return None
     payload = file.read(length)
@@ -518,7 +519,7 @@ def _record_at(file: BinaryIO, place: int, size: int) -> bytes | None:
 
 
 def _next_magic(file: BinaryIO, place: int, size: int) -> int:
-    """Where the next frame could begin, from this place on; the end when nowhere."""
+    """Return the offset of the next magic number from this place on; the end if there is none."""
     while place < size:
         file.seek(place)
         block = file.read(_LOOK)
@@ -532,7 +533,7 @@ def _next_magic(file: BinaryIO, place: int, size: int) -> int:
 
 
 def open_segment(path: Path) -> int:
-    """A new write-ahead file, locked, that is still there after a loss of power; returns its descriptor."""
+    """Create and lock a write-ahead file that survives a power failure; returns its descriptor."""
     while True:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -543,11 +544,11 @@ def open_segment(path: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # `is_sealed` came between, took it for one that was left empty, and removed it
+        os.close(handle)  # `is_closed` saw it before the lock, took it for one that was left empty, and removed it
 
 
-def is_sealed(path: Path) -> bool:
-    """Whether nobody will write to a file any more: its owner closed it or died. One that was left empty is removed."""
+def is_closed(path: Path) -> bool:
+    """Return whether a segment is closed: its owner closed it or died. An empty one is removed."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -555,7 +556,7 @@ def is_sealed(path: Path) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_size:
-            return True  # an owner locks before it writes, so this one has let go
+            return True  # an owner locks before it writes, so it has released the lock
         path.unlink(missing_ok=True)
         return False
     except BlockingIOError:
@@ -566,7 +567,7 @@ def is_sealed(path: Path) -> bool:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[bool]:
-    """Whether nobody else is within such a block, by a lock on this file; it is never waited for."""
+    """Try to lock a file without waiting; yields whether that succeeded."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -580,7 +581,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in a folder outlast a loss of power."""
+    """Make creations, renames and removals in a folder survive a power failure."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -589,14 +590,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def durable_folder(folder: Path) -> None:
-    """Make a folder, with those above it, that outlasts a loss of power."""
+    """Create a folder and its parents so that they survive a power failure."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         sync_folder(each.parent)
 
 
-_NOTHING = encode(Columns((), (), value=False, explored=False))  # a record that no ranking needs
+_EMPTY_RECORD = encode(FeedbackColumns((), (), value=False, explored=False))  # a record without effect
 
 _sync = getattr(os, "fdatasync", os.fsync)
 
@@ -604,8 +605,8 @@ Waiter = asyncio.Future[None]
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
-    """What the thread is asked to do: write to a segment and tell the waiter; or, without one, seal the segment."""
+class _WriteJob:
+    """A job of the writer thread: write to a segment and wake the waiter; without a waiter, close the segment."""
 
     segment: str
     data: bytes = b""
@@ -614,34 +615,34 @@ class _Job:
 
 
 @dataclass(frozen=True, eq=False)
-class _Outcome:
-    """What became of jobs of one segment: nothing to tell, or why they failed."""
+class _WriteResult:
+    """The result of jobs of one segment, with the reason if they failed."""
 
     segment: str
-    jobs: Sequence[_Job]
+    jobs: Sequence[_WriteJob]
     failure: str | None
 
 
 class WalWriter:
-    """Appends records to segments of its own, in the loop in which it was made.
+    """Appends records to its own segments with group commit, in the event loop that created it.
 
-    A segment gives way to a new one when it is full or old. That happens at the end of `append` and in `maybe_rotate`,
-    never between reading `segment` and calling `append` without an await in between, so a ranking can be given an id
-    that names the segment that it is written to.
+    A new segment replaces one that is full or old. That happens at the end of `append` and in `maybe_rotate`, never
+    between reading `segment` and calling `append` without an await in between, so that the id of a ranking can contain
+    the segment to which it is written.
 
-    When a write fails, all that waits for it gets a `DataError`, what it left behind is cut off, and the segment is
-    given up: nothing is ever written after a write that failed. The next append tries a new segment.
+    If a write fails, everything that waits for it gets a `DataError`, the incomplete part is truncated, and the segment
+    is abandoned: nothing is ever written after a failed write. The next append starts a new segment.
 
     Args:
-        folder: of the log; missing folders are made.
-        segment_bytes: how large a segment may grow.
-        segment_seconds: how old it may grow, from its first record on.
-        backlog_bytes: how much may wait for the disk before appending is refused.
+        folder: Folder of the log; it is created if missing.
+        segment_bytes: Largest size of a segment.
+        segment_seconds: Largest age of a segment, from its first record on.
+        backlog_bytes: Number of bytes that may wait for the disk before `append` is refused.
 
     Attributes:
-        segment: where the next append goes.
-        healthy: whether the last group that was written is on the disk.
-        waiting: bytes that wait for the disk.
+        segment: The segment of the next append.
+        healthy: Whether the last group was written durably.
+        waiting: Bytes that wait for the disk.
     """
 
     def __init__(
@@ -665,7 +666,7 @@ class WalWriter:
         self._digests: set[str] = set()
         self._closed = False
         self._ended = self._loop.create_future()
-        self._queue: SimpleQueue[_Job] = SimpleQueue()
+        self._queue: SimpleQueue[_WriteJob] = SimpleQueue()
         try:
             durable_folder(folder / WAL)
         except OSError as error:
@@ -674,22 +675,21 @@ class WalWriter:
         self._thread = Thread(target=self._work, name="urank feedback log", daemon=True)
         self._thread.start()
 
-    def append(self, payloads: Iterable[bytes], columns: Columns | Iterable[Columns] = ()) -> Waiter:
-        """Write payloads to the current segment, in one piece; await the result to know that they are on the disk.
+    def append(self, payloads: Iterable[bytes], columns: FeedbackColumns | Iterable[FeedbackColumns] = ()) -> Waiter:
+        """Write payloads to the current segment contiguously; they are durable when the result was awaited.
 
-        What is to be written is settled when this returns, before anything is awaited. Who stops waiting does not stop
-        the write.
+        The place of the payloads is fixed when this returns. Cancelling the result does not cancel the write.
 
         Args:
-            payloads: what `encode` made of records.
-            columns: the columns of the rankings among them; a segment holds each set once, before it is needed.
+            payloads: Results of `encode`.
+            columns: The columns of the rankings among them; a segment contains each set once, before its first use.
 
         Raises:
-            DataError: at once when too much waits already or the log is closed; when awaited, if it cannot be written.
+            DataError: At once if too much is waiting or the log is closed; when awaited, if it cannot be written.
         """
         if self._closed:
             raise DataError(f"the feedback log {self._folder} is closed")
-        wanted = {each.digest: each for each in ([columns] if isinstance(columns, Columns) else columns)}
+        wanted = {each.digest: each for each in ([columns] if isinstance(columns, FeedbackColumns) else columns)}
         new = {digest: each for digest, each in wanted.items() if digest not in self._digests}
         data = b"".join(framed(payload) for payload in [*map(encode, new.values()), *payloads])
         waiter = self._loop.create_future()
@@ -705,29 +705,28 @@ class WalWriter:
         self._digests.update(new)
         self._size += len(data)
         self.waiting += len(data)
-        self._queue.put(_Job(self.segment, data, waiter))
+        self._queue.put(_WriteJob(self.segment, data, waiter))
         if self._size >= self._segment_bytes or self._is_old():
             self._rotate()
         return waiter
 
     def maybe_rotate(self) -> None:
-        """Give way to a new segment if the current one is old; to be called now and then, also when nothing happens.
+        """Start a new segment if the current one is old; must be called regularly, also without traffic.
 
-        After a failure it also tries whether the disk can be written again. A server that is taken out of traffic for
-        not being healthy has nothing else to write, and would never hear of it.
+        After a failure it also tries to write again: an unhealthy server gets no traffic, and would never recover.
         """
         if self._closed:
             return
         if self._is_old():
             self._rotate()
         if not self.healthy and not self.waiting:
-            self.append([_NOTHING]).add_done_callback(lambda waiter: waiter.exception())
+            self.append([_EMPTY_RECORD]).add_done_callback(lambda waiter: waiter.exception())
 
     async def close(self) -> None:
-        """Write what waits, seal the segment, and end."""
+        """Write everything that waits, close the segment, and stop the thread."""
         if not self._closed:
             self._closed = True
-            self._queue.put(_Job(self.segment, last=True))
+            self._queue.put(_WriteJob(self.segment, last=True))
         await asyncio.shield(self._ended)
         self._thread.join()
 
@@ -742,15 +741,15 @@ class WalWriter:
 
     def _rotate(self) -> None:
         if self._size:
-            self._queue.put(_Job(self.segment))
+            self._queue.put(_WriteJob(self.segment))
         self._begin()
 
-    def _settle(self, outcomes: Sequence[_Outcome], last: bool) -> None:
-        """In the loop: wake those who wait, and leave a segment that was given up."""
+    def _settle(self, outcomes: Sequence[_WriteResult], last: bool) -> None:
+        """Wake the waiters, and leave an abandoned segment; runs in the loop."""
         for outcome in outcomes:
             for job in outcome.jobs:
                 self.waiting -= len(job.data)
-                if job.waiter is None or job.waiter.done():  # done when its awaiter was cancelled
+                if job.waiter is None or job.waiter.done():  # its awaiter was cancelled
                     continue
                 if outcome.failure is None:
                     job.waiter.set_result(None)
@@ -765,24 +764,22 @@ class WalWriter:
             self._ended.set_result(None)
 
     def _work(self) -> None:
-        """In the thread: write group after group."""
-        disk = _Disk(self._folder)
+        """Write group after group; runs in the thread."""
+        disk = _SegmentWriter(self._folder)
         last = False
         while not last:
-            group = _taken(self._queue)
+            group = _take_all(self._queue)
             last = group[-1].last
-            outcomes = [
-                disk.carry_out(segment, list(jobs)) for segment, jobs in groupby(group, lambda job: job.segment)
-            ]
+            outcomes = [disk.process(segment, list(jobs)) for segment, jobs in groupby(group, lambda job: job.segment)]
             try:
                 self._loop.call_soon_threadsafe(self._settle, outcomes, last)
-            except RuntimeError:  # the loop is closed, so nobody waits any more, and nobody can append
+            except RuntimeError:  # the loop is closed, so nothing waits any more
                 break
         disk.close()
 
 
-def _taken(queue: SimpleQueue[_Job]) -> list[_Job]:
-    """All that is in a queue; waits for the first."""
+def _take_all(queue: SimpleQueue[_WriteJob]) -> list[_WriteJob]:
+    """Take all jobs of a queue, waiting for the first."""
     jobs = [queue.get()]
     with suppress(Empty):
         while True:
@@ -790,29 +787,29 @@ def _taken(queue: SimpleQueue[_Job]) -> list[_Job]:
     return jobs
 
 
-class _Disk:
-    """The file that is being written; only the thread knows it."""
+class _SegmentWriter:
+    """The open segment file, used by the writer thread alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._segment: str | None = None
         self._handle = -1
         self._durable = 0
-        self._given_up = ("", "")
+        self._abandoned = ("", "")
 
-    def carry_out(self, segment: str, jobs: Sequence[_Job]) -> _Outcome:
-        """Write what jobs of one segment hold, wait for the disk, and seal the segment if that is asked for."""
+    def process(self, segment: str, jobs: Sequence[_WriteJob]) -> _WriteResult:
+        """Write the jobs of one segment durably, and close it if one of them asks for it."""
         failure = self._write(segment, [job.data for job in jobs if job.data])
         if self._segment == segment and any(job.waiter is None for job in jobs):
             self.close()
-        return _Outcome(segment, jobs, failure)
+        return _WriteResult(segment, jobs, failure)
 
     def _write(self, segment: str, parts: Sequence[bytes]) -> str | None:
-        """Make bytes durable; returns why that failed."""
+        """Write bytes durably; returns the reason if it failed."""
         if not parts:
             return None
-        if self._given_up[0] == segment:  # these came before the loop knew; after what failed nothing may stand
-            return self._given_up[1]
+        if self._abandoned[0] == segment:  # nothing may follow a failed write
+            return self._abandoned[1]
         try:
             data = b"".join(parts)
             if self._segment != segment:
@@ -824,14 +821,14 @@ class _Disk:
         except (OSError, MemoryError) as error:
             reason = error.strerror if isinstance(error, OSError) else "out of memory"
             failure = f"the feedback log {self._folder} cannot be written: {reason}"
-            self._given_up = segment, failure
-            self._give_up()
+            self._abandoned = segment, failure
+            self._abandon()
             return failure
         self._durable += len(data)
         return None
 
-    def _give_up(self) -> None:
-        """Leave a file with what is known to be durable, as far as that can still be done, and never touch it again."""
+    def _abandon(self) -> None:
+        """Truncate a file to its durable part, if possible, and never write to it again."""
         if self._segment is None:
             return
         with suppress(OSError):
@@ -842,9 +839,9 @@ class _Disk:
         self.close()
 
     def close(self) -> None:
-        """Seal the file."""
+        """Close the file."""
         if self._segment is not None:
-            with suppress(OSError):  # all that was acknowledged is durable already
+            with suppress(OSError):  # everything acknowledged is durable already
                 os.close(self._handle)
         self._segment, self._handle = None, -1
 
@@ -855,12 +852,6 @@ def _write_all(handle: int, data: bytes) -> None:
         rest = rest[os.write(handle, rest) :]
 
 
-COMPACT_SECONDS = 30.0
-LOOK_SECONDS = 1.0
-
-logger = logging.getLogger("urank.serve")
-
-
 def check_log(folder: Path) -> None:
     """Refuse a log that cannot be written, before anything is served."""
     try:
@@ -869,53 +860,3 @@ def check_log(folder: Path) -> None:
             pass
     except OSError as error:
         raise DataError(f"the feedback log {folder} cannot be written: {error.strerror}") from error
-
-
-async def live_with(parent: int) -> None:
-    """End as after SIGTERM when the process that watches over this one is gone."""
-    while os.getppid() == parent:
-        await asyncio.sleep(LOOK_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-class CompactionTask:
-    """Turns what is due into Parquet now and then, in a process of its own, which takes no time from requests.
-
-    Args:
-        folder: of the feedback log.
-        join_seconds: how long a write-ahead file waits for clicks.
-    """
-
-    def __init__(self, folder: Path, join_seconds: float) -> None:
-        self.folder = folder
-        self.join_seconds = join_seconds
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def run(self) -> None:
-        """Go on until cancelled."""
-        window = f"{self.join_seconds:g}"
-        command = (sys.executable, "-m", "urank", "feedback", str(self.folder), "--window", window, "--quiet")
-        while True:
-            await asyncio.sleep(COMPACT_SECONDS)
-            if not self.is_due():
-                continue
-            try:
-                self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-                if await self._process.wait():
-                    logger.warning("the feedback log was not turned into Parquet this time; the line above says why")
-            except OSError as error:  # no memory, or too many processes; next time perhaps
-                logger.warning("the feedback log was not turned into Parquet this time: %s", error.strerror)
-
-    async def stop(self) -> None:
-        """End the process, which may be ended at any time."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.terminate()
-            await self._process.wait()
-
-    def is_due(self) -> bool:
-        """Whether nothing was written to some write-ahead file for as long as it waits for clicks."""
-        before = time.time() - self.join_seconds
-        with suppress(FileNotFoundError):  # another compaction has just removed it
-            return any(path.stat().st_mtime <= before for path in (self.folder / WAL).glob("*.*"))
-        return True

@@ -1,4 +1,8 @@
-"""The playground: one page, sent with a policy that lets it run its own script and talk to this server only."""
+"""The playground: its page, and sample lists from a log.
+
+Pages are sent with a content security policy that allows only their own scripts and styles, and requests to this
+server.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ from starlette.responses import Response
 from urank.errors import ConfigError
 from urank.log.reader import read
 
-__all__ = ["Sample", "html_page", "playground_page", "read_samples"]
+__all__ = ["PlaygroundSample", "html_page", "playground_page", "read_samples"]
 
-MOST = 50
+MAX_SAMPLES = 50
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A logged list: its candidates as a request has them, and the ids in the order shown."""
+class PlaygroundSample:
+    """A logged list: its candidates as in a request, the item ids in the order shown, and those clicked."""
 
     query_id: str
     candidates: list[dict[str, Any]]
@@ -34,13 +38,15 @@ class Sample:
     clicked: list[str]
 
 
-def read_samples(source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MOST) -> list[Sample]:
-    """The first list of each of the first queries of a log.
+def read_samples(
+    source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MAX_SAMPLES
+) -> list[PlaygroundSample]:
+    """Read the first list of each of the first queries of a log.
 
     Args:
-        source: what `urank.read` takes.
-        numeric, categorical: the features that requests must bring.
-        most: how many lists.
+        source: Anything that `urank.read` takes.
+        numeric, categorical: Features that the log must have.
+        most: Largest number of lists.
     """
     log = read(source)
     known = {*log.schema.named("numeric"), *log.schema.named("categorical")}
@@ -48,13 +54,13 @@ def read_samples(source: str, numeric: Sequence[str], categorical: Sequence[str]
     if absent:
         raise ConfigError(f"--sample {source} must have the features of the model; it lacks '{absent[0]}'")
     frame = next(frame for frame, _ in islice(log.batches(), 1))
-    if "session_id" in frame.columns:  # the first list of each query: the others have the same items, as a rule
+    if "session_id" in frame.columns:  # other lists of a query usually have the same items
         frame = frame.filter(pl.col("session_id") == pl.col("session_id").first().over("query_id"))
     groups = frame.partition_by("query_id", maintain_order=True)[:most]
     return [_sample(group.sort("position"), numeric, categorical) for group in groups]
 
 
-def _sample(group: pl.DataFrame, numeric: Sequence[str], categorical: Sequence[str]) -> Sample:
+def _sample(group: pl.DataFrame, numeric: Sequence[str], categorical: Sequence[str]) -> PlaygroundSample:
     ids = _ids(group)
     features = group.select(
         *[pl.col(name).cast(pl.Float64).fill_nan(None) for name in numeric],
@@ -65,11 +71,11 @@ def _sample(group: pl.DataFrame, numeric: Sequence[str], categorical: Sequence[s
         for candidate, value in zip(candidates, group["value"].to_list(), strict=True):
             candidate["value"] = value
     clicked = [each for each, click in zip(ids, group["click"].to_list(), strict=True) if click]
-    return Sample(str(group["query_id"][0]), candidates, ids, clicked)
+    return PlaygroundSample(str(group["query_id"][0]), candidates, ids, clicked)
 
 
 def _ids(group: pl.DataFrame) -> list[str]:
-    """The ids of items, told apart where one occurs twice; by position where the log has none."""
+    """Return unique item ids: with the position where one occurs twice, the position alone if the log has none."""
     if "item_id" not in group.columns:
         return [f"item {position}" for position in group["position"].to_list()]
     ids = [str(each) for each in group["item_id"].to_list()]
@@ -79,12 +85,12 @@ def _ids(group: pl.DataFrame) -> list[str]:
 
 
 def playground_page() -> Response:
-    """The page, as it lies beside this module."""
+    """Return the playground."""
     return html_page(_playground())
 
 
 def html_page(page: str) -> Response:
-    """A page of our own: only the scripts and styles that stand in it run, known by their hashes."""
+    """Return a page with a policy that allows only its own scripts and styles, by their hashes."""
     return Response(page, media_type="text/html", headers={"content-security-policy": _policy(page)})
 
 
@@ -103,7 +109,7 @@ def _policy(page: str) -> str:
 
 
 def _hashes(page: str, tag: str) -> str:
-    """The hashes of the elements of a tag, as a policy names them.
+    """Return the hashes of the elements with this tag, in the syntax of a policy.
 
     >>> _hashes("<p>no script</p>", "script")
     "'none'"

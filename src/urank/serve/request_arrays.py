@@ -1,17 +1,17 @@
-"""Arrow IPC bodies, for many candidates: a column for each feature is an array as it lies, and nothing is parsed.
+"""Candidates of a request as arrays, read from JSON bodies (`CandidateReader.lists`) or Arrow streams (`read_arrow`).
 
-In: one stream with `query_id`, `item_id`, the features, and optionally `value`, `user_id`, `positions` and `method`.
-The rows of a list lie together, and what belongs to a list is that of its first row. Out: one stream with `ranking_id`,
-`query_id`, `item_id`, `position`, `score`, `click`, `utility`, `method`, `policy`, `arm` and `model`, best first.
+An Arrow IPC stream suits many candidates: a column for each feature is used as it is, and nothing is parsed. It has the
+columns `query_id`, `item_id`, the features, and optionally `value`, `user_id`, `positions` and `method`. The rows of a
+list are adjacent, and properties of a list are read from its first row.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from urank.log.columns import feature_expr
 from urank.log.ragged import offsets_of_runs
 from urank.ranking.positions import METHODS, Method
-from urank.serve.models import MISSING, Items
-from urank.serve.schemas import (
+from urank.serve.request_schemas import (
+    MAX_ERRORS,
     MAX_POSITIONS,
     MAX_TEXT,
     MAX_VALUE,
-    MOST_ERRORS,
     Candidate,
     ExplainQuery,
     Limits,
@@ -35,26 +34,49 @@ from urank.serve.schemas import (
     RankQuery,
 )
 
-if TYPE_CHECKING:
-    from urank.serve.ranking import RankedList
-
 __all__ = [
     "ARROW_TYPE",
-    "Reader",
+    "MISSING",
+    "CandidateArrays",
+    "CandidateReader",
     "RequestLists",
     "category_text",
-    "check_sizes",
-    "is_number",
-    "is_text",
-    "read_lists",
-    "read_stream",
-    "write_rankings",
+    "read_arrow",
 ]
 
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+MISSING = "\x00missing"
+"""Placeholder of a missing category: ONNX has no missing strings, and no vocabulary contains this one."""
+
 _NAN = float("nan")
-_WHOLE = 2.0**63  # the log knows whole numbers below
-Row = Mapping[str, Any]
-Named = Sequence[tuple[str, Sequence[Candidate[Any]]]]
+_INT64_LIMIT = 2.0**63
+Features = Mapping[str, Any]
+NamedLists = Sequence[tuple[str, Sequence[Candidate[Any]]]]
+"""Candidates of each list, with the prefix of their locations in refusals."""
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateArrays:
+    """Candidates of one list after the other, a row for each.
+
+    Attributes:
+        numeric: `[rows, F]` raw numbers, NaN if missing.
+        categorical: `[rows, C]` text, `MISSING` if missing.
+        value: `[rows]`, the value of a click.
+        offsets: `[lists + 1]`, the first row of each list.
+    """
+
+    numeric: NDArray[np.float32]
+    categorical: NDArray[np.object_]
+    value: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.numeric)
+
+    def take(self, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> CandidateArrays:
+        """Return some rows as new lists."""
+        return CandidateArrays(self.numeric[rows], self.categorical[rows], self.value[rows], offsets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +84,11 @@ class RequestLists:
     """The lists of a request.
 
     Attributes:
-        query_ids, user_ids, positions, methods: of each list; None where the request does not say.
-        item_ids: of each row of `items`.
-        items: the candidates of all lists.
-        valued: whether each list came with values.
-        batch: whether the places of refusals are those in a batch, though it may have but one list.
+        query_ids, user_ids, positions, methods: Of each list; None where the request has none.
+        item_ids: Of each row of `items`.
+        items: The candidates of all lists.
+        has_values: Whether each list came with values.
+        batch: Whether refusals locate errors as in a batch, which may have a single list.
     """
 
     query_ids: Sequence[str]
@@ -74,20 +96,21 @@ class RequestLists:
     positions: Sequence[int | None]
     methods: Sequence[Method | None]
     item_ids: Sequence[str]
-    items: Items
-    valued: Sequence[bool]
+    items: CandidateArrays
+    has_values: Sequence[bool]
     batch: bool = True
 
     def __len__(self) -> int:
         return len(self.query_ids)
 
 
-class Reader:
-    """Turns candidates into arrays for models with these features.
+class CandidateReader:
+    """Converts candidates to arrays for models with these features.
 
     Args:
-        numeric, categorical: the names of the features, in the order of the arrays.
-        ignore_unknown: let candidates bring other features too.
+        numeric, categorical: Names of the features, in the order of the arrays.
+        limits: Limits of requests.
+        ignore_unknown: Accept candidates with other features.
     """
 
     def __init__(
@@ -97,15 +120,15 @@ class Reader:
         self.categorical = tuple(categorical)
         self.limits = limits
         self.ignore_unknown = ignore_unknown
-        self._numbers = _getter(self.numeric)
-        self._texts = _getter(self.categorical)
+        self._get_numbers = _getter(self.numeric)
+        self._get_categories = _getter(self.categorical)
         self._pack = struct.Struct(f"={len(self.numeric)}f").pack
 
     def lists(self, queries: Sequence[RankQuery[Any]], *, batch: bool) -> RequestLists:
-        """The lists of a request; `batch` tells how its refusals name their places.
+        """Read the lists of a JSON request.
 
         Raises:
-            Problem: when there are too many, an id occurs twice in a list, or the features are not those of the model.
+            Problem: If there are too many, an item occurs twice in a list, or features differ from those of the model.
         """
         named = [(f"queries.{number}." if batch else "", query.candidates) for number, query in enumerate(queries)]
         return RequestLists(
@@ -115,26 +138,26 @@ class Reader:
             methods=[query.method for query in queries],
             item_ids=[candidate.item_id for _, candidates in named for candidate in candidates],
             items=self._items(named),
-            valued=[any(each.value is not None for each in candidates) for _, candidates in named],
+            has_values=[any(each.value is not None for each in candidates) for _, candidates in named],
             batch=batch,
         )
 
-    def list_of(self, query: ExplainQuery[Any]) -> RequestLists:
-        """The one list of a request to explain."""
-        asked = RankQuery[Any].model_construct(
+    def explain_list(self, query: ExplainQuery[Any]) -> RequestLists:
+        """Read the one list of a request to explain."""
+        rank_query = RankQuery[Any].model_construct(
             query_id=query.query_id or "",
             user_id=None,
             positions=query.positions,
             method=None,
             candidates=query.candidates,
         )
-        return self.lists([asked], batch=False)
+        return self.lists([rank_query], batch=False)
 
-    def _items(self, named: Named) -> Items:
-        for before, candidates in named:
-            check_sizes([len(candidates)], self.limits, before)
-            _check_ids(before, [candidate.item_id for candidate in candidates])
-        check_sizes([len(candidates) for _, candidates in named], self.limits)
+    def _items(self, named: NamedLists) -> CandidateArrays:
+        for prefix, candidates in named:
+            _check_sizes([len(candidates)], self.limits, prefix)
+            _check_item_ids([candidate.item_id for candidate in candidates], prefix)
+        _check_sizes([len(candidates) for _, candidates in named], self.limits)
         rows = [candidate.features for _, candidates in named for candidate in candidates]
         try:
             numeric, categorical = self._numeric(rows), self._categorical(rows)
@@ -145,72 +168,71 @@ class Reader:
             raise self._wrong_features(named)
         values = [candidate.value for _, candidates in named for candidate in candidates]
         value = np.array([1.0 if each is None else each for each in values], dtype=np.float32)
-        return Items(numeric, categorical, value, np.cumsum([0, *(len(candidates) for _, candidates in named)]))
+        offsets = np.cumsum([0, *(len(candidates) for _, candidates in named)])
+        return CandidateArrays(numeric, categorical, value, offsets)
 
-    def _numeric(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        pack, numbers = self._pack, self._numbers
-        if self.categorical:  # the parser let text and booleans pass
+    def _numeric(self, rows: Sequence[Features]) -> NDArray[np.float32]:
+        pack, numbers = self._pack, self._get_numbers
+        if self.categorical:  # the schema of mixed features also allows text and booleans
             packed = [pack(*[_number(each) for each in numbers(row)]) for row in rows]
         else:
             try:
                 packed = [pack(*numbers(row)) for row in rows]
-            except struct.error:  # something is missing
+            except struct.error:  # None somewhere
                 packed = [pack(*[_NAN if each is None else each for each in numbers(row)]) for row in rows]
         return np.frombuffer(b"".join(packed), dtype=np.float32).reshape(len(rows), len(self.numeric))
 
-    def _categorical(self, rows: Sequence[Row]) -> NDArray[np.object_]:
+    def _categorical(self, rows: Sequence[Features]) -> NDArray[np.object_]:
         texts = np.empty((len(rows), len(self.categorical)), dtype=object)
         if self.categorical:
-            texts[:] = [[category_text(each) for each in self._texts(row)] for row in rows]
+            texts[:] = [[category_text(each) for each in self._get_categories(row)] for row in rows]
         return texts
 
-    def _wrong_features(self, named: Named) -> Problem:
-        """Which candidate has which feature wrong, from the first one on."""
+    def _wrong_features(self, named: NamedLists) -> Problem:
+        """Locate the first wrong features."""
         errors: list[tuple[str, str]] = []
-        for before, candidates in named:
+        for prefix, candidates in named:
             for number, candidate in enumerate(candidates):
-                place = f"{before}candidates.{number}.features"
-                errors += [(f"{place}.{name}", problem) for name, problem in self._wrong(candidate.features)]
-                if len(errors) >= MOST_ERRORS:
+                place = f"{prefix}candidates.{number}.features"
+                errors += [(f"{place}.{name}", problem) for name, problem in self._errors_of(candidate.features)]
+                if len(errors) >= MAX_ERRORS:
                     break
         return Problem(422, "the features are not those of the model; see /v1/model", errors)
 
-    def _wrong(self, row: Row) -> list[tuple[str, str]]:
+    def _errors_of(self, row: Features) -> list[tuple[str, str]]:
         known = {*self.numeric, *self.categorical}
-        wrong = [(name, "is needed; send null where it is missing") for name in known.difference(row)]
+        errors = [(name, "is required; send null if it is missing") for name in known.difference(row)]
         if not self.ignore_unknown:
-            wrong += [(name[:100], "is not a feature of the model") for name in row if name not in known]
+            errors += [(name[:100], "is not a feature of the model") for name in row if name not in known]
         for name in self.numeric:
-            if name in row and not _fits(row[name]):
-                wrong.append((name, "must be a number that fits 32 bits, or null"))
-        return sorted(wrong)
+            if name in row and not _is_float32(row[name]):
+                errors.append((name, "must be a number that fits 32 bits, or null"))
+        return sorted(errors)
 
 
-def check_sizes(lengths: Sequence[int], limits: Limits, before: str = "") -> None:
-    """Refuse more lists, or longer ones, than the limits allow."""
+def _check_sizes(lengths: Sequence[int], limits: Limits, prefix: str = "") -> None:
     if len(lengths) > limits.queries:
         raise Problem(422, f"a batch has at most {limits.queries} queries; got {len(lengths)}")
     if (total := sum(lengths)) > limits.rows:
-        raise Problem(422, f"a batch has at most {limits.rows} candidates in all; got {total}")
+        raise Problem(422, f"a batch has at most {limits.rows} candidates in total; got {total}")
     if (longest := max(lengths)) > limits.candidates:
-        places = [(f"{before}candidates", f"at most {limits.candidates}")]
+        places = [(f"{prefix}candidates", f"at most {limits.candidates}")]
         raise Problem(422, f"a query has at most {limits.candidates} candidates; got {longest}", places)
 
 
-def _check_ids(before: str, ids: Sequence[str]) -> None:
-    """Refuse an item that stands in a list twice."""
+def _check_item_ids(ids: Sequence[str], prefix: str) -> None:
     if len(set(ids)) == len(ids):
         return
     seen: dict[str, int] = {}
     for number, each in enumerate(ids):
         if each in seen:
-            places = [(f"{before}candidates.{number}.item_id", f"is also that of {before}candidates.{seen[each]}")]
-            raise Problem(422, "an item may stand in a list once", places)
+            places = [(f"{prefix}candidates.{number}.item_id", f"is the same as in {prefix}candidates.{seen[each]}")]
+            raise Problem(422, "an item must occur only once in a list", places)
         seen[each] = number
 
 
 def category_text(value: str | bool | float | None) -> str:
-    """A category as the log has it: whole numbers without a point, booleans in lower case.
+    """Convert a category to text as the log reader does: integers without a point, booleans in lower case.
 
     >>> [category_text(each) for each in ("red", 3.0, 2.5, True)]
     ['red', '3', '2.5', 'true']
@@ -221,9 +243,9 @@ def category_text(value: str | bool | float | None) -> str:
         return MISSING
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int) or (abs(value) < _WHOLE and value == int(value)):
+    if isinstance(value, int) or (abs(value) < _INT64_LIMIT and value == int(value)):
         return str(int(value))
-    return str(pl.Series([value]).cast(pl.String)[0])  # as Polars writes it, which reads the log
+    return str(pl.Series([value]).cast(pl.String)[0])  # as Polars formats it when it reads a log
 
 
 def _number(value: Any) -> float:
@@ -234,8 +256,8 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _fits(value: Any) -> bool:
-    """Whether a value is a number of 32 bits, or missing."""
+def _is_float32(value: Any) -> bool:
+    """Return whether a value is a number of 32 bits, or missing."""
     try:
         struct.pack("=f", _number(value))
     except (TypeError, OverflowError):
@@ -243,72 +265,84 @@ def _fits(value: Any) -> bool:
     return True
 
 
-def _getter(names: Sequence[str]) -> Callable[[Row], tuple[Any, ...]]:
-    """Picks the values of these names, always as a tuple."""
+def _getter(names: Sequence[str]) -> Callable[[Features], tuple[Any, ...]]:
+    """Return a function that picks these values, always as a tuple."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda row: tuple(row[name] for name in names)
 
 
-_MOST_MESSAGES = 10_000
-_OWN = ("query_id", "item_id", "value", "user_id", "positions", "method")
+_MAX_MESSAGES = 10_000
+_LIST_COLUMNS = ("query_id", "item_id", "value", "user_id", "positions", "method")
 
-# Kinds of columns by number, which is looked up faster than asked for by name when there are hundreds of columns.
-_TEXTS = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
-_WHOLE_ARROW_STREAM = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
-_NUMBERS = frozenset(kind.id for kind in (*_WHOLE_ARROW_STREAM, pa.float16(), pa.float32(), pa.float64(), pa.null()))
-_SHARED = frozenset({pa.string_view().id, pa.dictionary(pa.int8(), pa.string()).id})
+# Type ids, since `pa.types.is_*` is slow for hundreds of columns.
+_TEXT_TYPES = frozenset(kind.id for kind in (pa.string(), pa.large_string(), pa.string_view()))
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_NUMBER_TYPES = frozenset(kind.id for kind in (*_INTEGERS, pa.float16(), pa.float32(), pa.float64(), pa.null()))
+_SHARED_TYPES = frozenset({pa.string_view().id, pa.dictionary(pa.int8(), pa.string()).id})
+"""Types of which many rows may share one text."""
 
 
-def read_stream(body: bytes, reader: Reader) -> pa.Table:
-    """The rows of a stream, in columns of numbers, booleans or texts; others than those asked for are left out."""
+def read_arrow(body: bytes, reader: CandidateReader) -> RequestLists:
+    """Read the lists of an Arrow stream.
+
+    Raises:
+        Problem: If it is not a stream, or violates a rule that also holds for JSON.
+    """
+    table = _read_table(body, reader)
+    queries, item_ids = _texts(table, "query_id"), _texts(table, "item_id")
+    offsets = offsets_of_runs(
+        table["query_id"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    )
+    _check_sizes(np.diff(offsets).tolist(), reader.limits)
+    first = offsets[:-1].tolist()
+    query_ids = [queries[row] for row in first]
+    if len(set(query_ids)) != len(query_ids):
+        raise Problem(422, "the rows of a query must be adjacent", [("query_id", "recurs after another")])
+    for start, end in zip(first, offsets[1:].tolist(), strict=True):
+        if len(set(item_ids[start:end])) != end - start:
+            raise Problem(422, "an item must occur only once in a list", [("item_id", "occurs twice in a list")])
+    return RequestLists(
+        query_ids=query_ids,
+        user_ids=_first_texts(table, "user_id", first),
+        positions=_positions(table, first),
+        methods=[_method(each) for each in _first_texts(table, "method", first)],
+        item_ids=item_ids,
+        items=CandidateArrays(
+            _numeric_matrix(table, reader.numeric), _categories(table, reader.categorical), _values(table), offsets
+        ),
+        has_values=[_has(table, "value")] * len(first),
+        batch=False,  # errors are located by column, whatever the number of lists
+    )
+
+
+def _read_table(body: bytes, reader: CandidateReader) -> pa.Table:
+    """Read the columns of a stream that are used, as numbers, booleans and plain strings."""
     try:
         _refuse_compressed(body)
         with pa.ipc.open_stream(pa.BufferReader(body)) as stream:
             table = stream.read_all()
         table.validate()
-        table = _named(table, reader)
+        table = _used_columns(table, reader)
         _refuse_inflated(table, reader.limits)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError, struct.error):
         raise Problem(400, "the body is not an Arrow IPC stream") from None
-    if any(field.type.id in _SHARED for field in table.schema):
+    if any(field.type.id in _SHARED_TYPES for field in table.schema):
         table = pa.table([_decoded(column) for column in table.columns], table.column_names)
     return table.combine_chunks()
 
 
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without dictionaries, and without views, which not all of Arrow's functions know."""
-    if pa.types.is_dictionary(column.type):
-        kind = pa.large_string() if is_text(column.type.value_type) else column.type.value_type
-        return pa.chunked_array([_as(kind, chunk.dictionary).take(chunk.indices) for chunk in column.chunks], kind)
-    if pa.types.is_string_view(column.type):
-        return pa.chunked_array([_as(pa.large_string(), chunk) for chunk in column.chunks], pa.large_string())
-    return column
-
-
-def _as(kind: pa.DataType, array: pa.Array) -> pa.Array:
-    """An array of this kind.
-
-    What a view says where the text is missing is not validated, but Arrow's cast follows it all the same, out of the
-    body and out of the process. So texts with gaps go through Python.
-    """
-    if pa.types.is_string_view(array.type) and array.null_count:
-        return pa.array(array.to_pylist(), kind)
-    return array.cast(kind)
-
-
-def _named(table: pa.Table, reader: Reader) -> pa.Table:
-    """The columns that are asked for, if all of them are there."""
+def _used_columns(table: pa.Table, reader: CandidateReader) -> pa.Table:
     if table.num_rows == 0:
         raise Problem(422, "a stream needs at least one candidate")
     if table.num_rows > reader.limits.rows:
-        raise Problem(422, f"a batch has at most {reader.limits.rows} candidates in all; got {table.num_rows}")
+        raise Problem(422, f"a batch has at most {reader.limits.rows} candidates in total; got {table.num_rows}")
     names, needed = dict.fromkeys(table.column_names), ("query_id", "item_id", *reader.numeric, *reader.categorical)
     if len(names) != table.num_columns:
-        raise Problem(422, "a column may be there once")
-    known = dict.fromkeys((*needed, *_OWN))
-    errors = [(name, "is needed") for name in needed if name not in names]
+        raise Problem(422, "column names must be unique")
+    known = dict.fromkeys((*needed, *_LIST_COLUMNS))
+    errors = [(name, "is required") for name in needed if name not in names]
     if not reader.ignore_unknown:
         errors += [(name[:100], "is not a feature of the model") for name in names if name not in known]
     if errors:
@@ -317,16 +351,16 @@ def _named(table: pa.Table, reader: Reader) -> pa.Table:
 
 
 def _refuse_compressed(body: bytes) -> None:
-    """Refuse streams with compressed buffers, of which a few bytes may stand for gigabytes.
+    """Refuse compressed buffers, of which a few bytes may expand to gigabytes.
 
-    PyArrow does not tell, so the field `compression` of each RecordBatch (Arrow's Message.fbs describes it) is looked
-    up in the flatbuffer of its message. Before version 5 a note beside the message could say it too.
+    PyArrow does not expose it, so the field `compression` of each RecordBatch is looked up in the flatbuffer of its
+    message (Arrow's Message.fbs). Before metadata version 5, custom metadata could announce compression as well.
     """
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(pa.BufferReader(body))):
-        if number == _MOST_MESSAGES:
-            raise Problem(422, f"a stream has at most {_MOST_MESSAGES} messages; send more rows in each")
+        if number == _MAX_MESSAGES:
+            raise Problem(422, f"a stream has at most {_MAX_MESSAGES} messages; send more rows in each")
         if message.metadata_version < pa.ipc.MetadataVersion.V5:
-            raise Problem(415, "an Arrow IPC stream must be of metadata version 5, which Arrow has written since 1.0")
+            raise Problem(415, "an Arrow IPC stream must have metadata version 5, as written since Arrow 1.0")
         header = message.metadata.to_pybytes()
         root = struct.unpack_from("<I", header, 0)[0]
         batch = _flatbuffer_table(header, root, 2)
@@ -336,39 +370,8 @@ def _refuse_compressed(body: bytes) -> None:
             raise Problem(415, "an Arrow IPC stream must not be compressed")
 
 
-def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
-    """Refuse texts that are longer in all than a body may be: a dictionary, or a view, lets many rows share one."""
-    total = 0
-    for place, field in enumerate(table.schema):
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
-            raise Problem(422, "a column must hold numbers or texts", [(field.name, f"is {str(field.type)[:60]}")])
-        if field.type.id not in _SHARED:
-            continue
-        for chunk in table.column(place).chunks:
-            if pa.types.is_dictionary(chunk.type):
-                total += int(_lengths(chunk.dictionary).sum())
-                lengths = pa.array(_lengths(chunk.dictionary)).take(chunk.indices)
-                total += pc.sum(lengths).as_py() or 0
-            elif pa.types.is_string_view(chunk.type):
-                total += int(_lengths(chunk).sum())
-    if total > limits.body_bytes:
-        raise Problem(413, f"the texts of a stream have at most {limits.body_bytes} bytes in all, as a body has")
-
-
-def _lengths(texts: pa.Array) -> NDArray[np.int64]:
-    """The bytes of each text, or what is no less; 0 for what is no text."""
-    if len(texts) == 0 or not is_text(texts.type):
-        return np.zeros(len(texts), dtype=np.int64)
-    if pa.types.is_string_view(texts.type):
-        views = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: 4 * (texts.offset + len(texts))]
-        return np.abs(views.reshape(-1, 4)[texts.offset :, 0].astype(np.int64))
-    lengths: NDArray[Any] = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
-    return np.abs(lengths.astype(np.int64))
-
-
 def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
-    """Where the table that is a field of another begins; none when the field is not there."""
+    """Return the offset of the table that is a field of another; None if the field is absent."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     size = struct.unpack_from("<H", buffer, vtable)[0]
     if 4 + 2 * field >= size:
@@ -380,91 +383,71 @@ def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
     return int(start + struct.unpack_from("<I", buffer, start)[0])
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return kind.id in _TEXTS
+def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
+    """Refuse texts whose decoded size exceeds the limit of a body: rows of a dictionary or a view may share one."""
+    total = 0
+    for place, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not (kind.id in _NUMBER_TYPES or kind.id in _TEXT_TYPES or pa.types.is_boolean(kind)):
+            raise Problem(422, "a column must contain numbers or texts", [(field.name, _is_type(field.type))])
+        if field.type.id not in _SHARED_TYPES:
+            continue
+        for chunk in table.column(place).chunks:
+            if pa.types.is_dictionary(chunk.type):
+                total += int(_text_bytes(chunk.dictionary).sum())
+                lengths = pa.array(_text_bytes(chunk.dictionary)).take(chunk.indices)
+                total += pc.sum(lengths).as_py() or 0
+            elif pa.types.is_string_view(chunk.type):
+                total += int(_text_bytes(chunk).sum())
+    if total > limits.body_bytes:
+        raise Problem(413, f"the texts of a stream have at most {limits.body_bytes} bytes in total, as a body has")
 
 
-def is_number(kind: pa.DataType) -> bool:
-    return kind.id in _NUMBERS
+def _text_bytes(texts: pa.Array) -> NDArray[np.int64]:
+    """Return an upper bound of the bytes of each text; 0 for other types."""
+    if len(texts) == 0 or texts.type.id not in _TEXT_TYPES:
+        return np.zeros(len(texts), dtype=np.int64)
+    if pa.types.is_string_view(texts.type):
+        views = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: 4 * (texts.offset + len(texts))]
+        return np.abs(views.reshape(-1, 4)[texts.offset :, 0].astype(np.int64))
+    lengths: NDArray[Any] = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    return np.abs(lengths.astype(np.int64))
 
 
-ARROW_TYPE = "application/vnd.apache.arrow.stream"
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column from dictionaries and views, which not all of Arrow's functions support."""
+    if pa.types.is_dictionary(column.type):
+        kind = pa.large_string() if column.type.value_type.id in _TEXT_TYPES else column.type.value_type
+        return pa.chunked_array([_cast(chunk.dictionary, kind).take(chunk.indices) for chunk in column.chunks], kind)
+    if pa.types.is_string_view(column.type):
+        return pa.chunked_array([_cast(chunk, pa.large_string()) for chunk in column.chunks], pa.large_string())
+    return column
 
 
-def read_lists(body: bytes, reader: Reader) -> RequestLists:
-    """The lists of a stream.
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array.
 
-    Raises:
-        Problem: when it is no stream, or breaks a rule that a JSON body has to obey too.
+    Views of missing texts are not validated, but Arrow's cast follows them all the same, out of the body and out of
+    the process. So views with missing texts are converted in Python.
     """
-    table = read_stream(body, reader)
-    queries = _texts(table, "query_id")
-    items = _texts(table, "item_id")
-    offsets = offsets_of_runs(_codes(table["query_id"]))
-    check_sizes(np.diff(offsets).tolist(), reader.limits)
-    first = offsets[:-1].tolist()
-    query_ids = [queries[row] for row in first]
-    if len(set(query_ids)) != len(query_ids):
-        raise Problem(422, "the rows of a query must lie together", [("query_id", "comes back after another")])
-    _check_items(table, items, offsets)
-    return RequestLists(
-        query_ids=query_ids,
-        user_ids=_firsts(table, "user_id", first),
-        positions=_positions(table, first),
-        methods=[_method(each) for each in _firsts(table, "method", first)],
-        item_ids=items,
-        items=_items(table, reader, offsets),
-        valued=[_has(table, "value")] * len(first),
-        batch=False,  # what is wrong is a column, whatever the number of lists
-    )
+    if pa.types.is_string_view(array.type) and array.null_count:
+        return pa.array(array.to_pylist(), kind)
+    return array.cast(kind)
 
 
-def write_rankings(shown: Sequence[RankedList], lists: RequestLists, ranking_ids: Sequence[str]) -> bytes:
-    """The stream of an answer."""
-    lengths = [len(each.rows) for each in shown]
-
-    def repeated(texts: Iterable[str | None]) -> pa.Array:
-        pairs = zip(texts, lengths, strict=True)
-        return pa.array([text for text, length in pairs for _ in range(length)], pa.string())
-
-    scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in shown]
-    score, click = np.concatenate(scores), np.concatenate([each.click for each in shown])
-    columns = {
-        "ranking_id": repeated(ranking_ids),
-        "query_id": repeated(lists.query_ids[each.number] for each in shown),
-        "item_id": pa.array([lists.item_ids[row] for each in shown for row in each.rows.tolist()], pa.string()),
-        "position": pa.array([k for length in lengths for k in range(1, length + 1)], pa.int32()),
-        "score": pa.array(score, mask=np.isnan(score)),
-        "click": pa.array(click, mask=np.isnan(click)),
-        "utility": pa.array(np.concatenate([each.utility for each in shown])),
-        "method": repeated(each.method for each in shown),
-        "policy": repeated(each.policy for each in shown),
-        "arm": repeated(each.arm for each in shown),
-        "model": repeated(each.model.version for each in shown),
-    }
-    batch = pa.record_batch(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def _items(table: pa.Table, reader: Reader, offsets: NDArray[np.int64]) -> Items:
-    numeric = _matrix(table.select(list(reader.numeric)))
+def _numeric_matrix(table: pa.Table, names: Sequence[str]) -> NDArray[np.float32]:
+    numeric = _matrix(table.select(list(names)))
     if np.isinf(numeric).any():
         place = int(np.isinf(numeric).any(axis=0).argmax())
-        raise Problem(422, "numbers must be finite and fit 32 bits", [(reader.numeric[place], "is infinite")])
-    categorical = np.empty((table.num_rows, len(reader.categorical)), dtype=object)
-    for place, name in enumerate(reader.categorical):
-        categorical[:, place] = _categories(table, name)
-    return Items(numeric, categorical, _values(table), offsets)
+        raise Problem(422, "numbers must be finite and fit 32 bits", [(names[place], "is infinite")])
+    return numeric
 
 
 def _matrix(table: pa.Table) -> NDArray[np.float32]:
-    """Columns of numbers `[rows, columns]`, NaN where one is missing, infinite where one does not fit 32 bits."""
+    """Convert numeric columns to `[rows, columns]`, NaN if missing, infinite if too large for 32 bits."""
     for field in table.schema:
-        if not is_number(field.type):
-            raise Problem(422, "a numeric feature needs numbers", [(field.name, f"is {str(field.type)[:60]}")])
+        if field.type.id not in _NUMBER_TYPES:
+            raise Problem(422, "a numeric feature needs numbers", [(field.name, _is_type(field.type))])
     if table.num_columns == 0:
         return np.empty((table.num_rows, 0), dtype=np.float32)
     if any(field.type.id != pa.float32().id for field in table.schema):
@@ -473,14 +456,16 @@ def _matrix(table: pa.Table) -> NDArray[np.float32]:
     return np.ascontiguousarray(batch.to_tensor(null_to_nan=True).to_numpy())
 
 
-def _categories(table: pa.Table, name: str) -> list[str]:
-    column = table[name]
-    kind = column.type
-    if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
-        raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
-    frame = pl.DataFrame({name: pl.Series(column)})
-    texts = frame.select(feature_expr(name, name, None, frame.dtypes[0], categorical=True)).to_series()
-    return texts.fill_null(MISSING).to_list()
+def _categories(table: pa.Table, names: Sequence[str]) -> NDArray[np.object_]:
+    texts = np.empty((table.num_rows, len(names)), dtype=object)
+    for place, name in enumerate(names):
+        column = table[name]
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
+        frame = pl.DataFrame({name: pl.Series(column)})
+        series = frame.select(feature_expr(name, name, None, frame.dtypes[0], categorical=True)).to_series()
+        texts[:, place] = series.fill_null(MISSING).to_list()
+    return texts
 
 
 def _values(table: pa.Table) -> NDArray[np.float32]:
@@ -490,48 +475,32 @@ def _values(table: pa.Table) -> NDArray[np.float32]:
     if table["value"].null_count:
         values[pc.is_null(table["value"]).to_numpy()] = 1.0
     if not ((values >= 0) & (values <= MAX_VALUE)).all():
-        raise Problem(422, f"a value must be a finite number from 0 to {MAX_VALUE:g}", [("value", "is not")])
+        raise Problem(422, f"a value must be a finite number from 0 to {MAX_VALUE:g}", [("value", "is out of range")])
     return values
 
 
 def _texts(table: pa.Table, name: str) -> list[str]:
-    """A column of ids."""
+    """Read a column of ids."""
     column = table[name]
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
-    elif not is_text(column.type):
-        raise Problem(422, f"{name} must be text or whole numbers", [(name, f"is {str(column.type)[:60]}")])
+    elif column.type.id not in _TEXT_TYPES:
+        raise Problem(422, f"{name} must be text or integers", [(name, _is_type(column.type))])
     texts: list[str] = column.to_pylist()
     if column.null_count or not 0 < min(map(len, texts)) <= max(map(len, texts)) <= MAX_TEXT:
         raise Problem(422, f"{name} must have 1 to {MAX_TEXT} characters everywhere", [(name, "is empty or too long")])
     return texts
 
 
-def _has(table: pa.Table, name: str) -> bool:
-    return bool(table.schema.get_field_index(name) >= 0)
-
-
-def _codes(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Numbers that are equal where the ids are."""
-    encoded = column.combine_chunks().dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _check_items(table: pa.Table, items: Sequence[str], offsets: NDArray[np.int64]) -> None:
-    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        if len(set(items[start:end])) != end - start:
-            raise Problem(422, "an item may stand in a list once", [("item_id", "occurs twice in a list")])
-
-
-def _firsts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]:
-    """What the first row of each list says."""
+def _first_texts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]:
+    """Read an optional text from the first row of each list."""
     if not _has(table, name) or pa.types.is_null(table[name].type):
         return [None] * len(rows)
     part = table.select([name]).take(pa.array(rows))
     if part[name].null_count == len(rows):
         return [None] * len(rows)
     if part[name].null_count:
-        raise Problem(422, f"{name} must be there for all lists or for none", [(name, "is missing")])
+        raise Problem(422, f"{name} must be present in all lists or in none", [(name, "is missing")])
     return list(_texts(part, name))
 
 
@@ -540,15 +509,23 @@ def _positions(table: pa.Table, rows: Sequence[int]) -> list[int | None]:
         return [None] * len(rows)
     column = table["positions"]
     if not pa.types.is_integer(column.type):
-        raise Problem(422, "positions must be whole numbers", [("positions", f"is {str(column.type)[:60]}")])
-    found = [column[row].as_py() for row in rows]
-    if any(each is not None and not 1 <= each <= MAX_POSITIONS for each in found):
-        raise Problem(422, f"positions must be from 1 to {MAX_POSITIONS}", [("positions", "is not")])
-    return found
+        raise Problem(422, "positions must be integers", [("positions", _is_type(column.type))])
+    positions = [column[row].as_py() for row in rows]
+    if any(each is not None and not 1 <= each <= MAX_POSITIONS for each in positions):
+        raise Problem(422, f"positions must be from 1 to {MAX_POSITIONS}", [("positions", "is out of range")])
+    return positions
 
 
 def _method(text: str | None) -> Method | None:
-    found = next((each for each in METHODS if each == text), None)
-    if text is not None and found is None:
-        raise Problem(422, f"method must be {', '.join(METHODS)}", [("method", "is none of them")])
-    return found
+    method = next((each for each in METHODS if each == text), None)
+    if text is not None and method is None:
+        raise Problem(422, f"method must be {', '.join(METHODS)}", [("method", "is unknown")])
+    return method
+
+
+def _has(table: pa.Table, name: str) -> bool:
+    return bool(table.schema.get_field_index(name) >= 0)
+
+
+def _is_type(kind: pa.DataType) -> str:
+    return f"is {str(kind)[:60]}"

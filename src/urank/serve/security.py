@@ -1,4 +1,8 @@
-"""Who may ask, under which name, and how much they may send: before anything else looks at a request."""
+"""Access control and size limits that apply before anything else reads a request.
+
+`AccessMiddleware` checks the key, the Host header and the origin; `read_body` limits the size and duration of bodies,
+`HeaderLimitProtocol` the size of headers.
+"""
 
 from __future__ import annotations
 
@@ -15,71 +19,40 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from urank.serve.schemas import Limits, Problem, problem_response
+from urank.serve.request_schemas import Limits, Problem, problem_response
 
-__all__ = ["OPEN_PATHS", "AccessMiddleware", "BoundedHeads", "read_body"]
-
-MAX_HEAD = 64 * 2**10
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
-    b"content-length: 100\r\nconnection: close\r\n\r\n"
-    b'{"type":"about:blank","title":"Request Header Fields Too Large","status":431,"detail":"a long head"}'
-)
-
-
-class BoundedHeads(HttpToolsProtocol):
-    """Closes a connection whose request goes on for longer than `MAX_HEAD` before its body begins.
-
-    httptools keeps all of a head, whoever sends it and before any key is asked for.
-    """
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._in_head = True
-        self._head = 0
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._in_head:
-            return
-        self._head += len(data)
-        if self._head > MAX_HEAD and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        self._in_head, self._head = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
+__all__ = ["OPEN_PATHS", "AccessMiddleware", "HeaderLimitProtocol", "read_body"]
 
 OPEN_PATHS = ("/healthz", "/readyz")
-"""What needs no key: it tells nothing but whether the server is well."""
+"""Paths without a key: they reveal only whether the server is well."""
+MAX_HEADER_BYTES = 64 * 2**10
 
 _HOST = re.compile(r"(?:(?P<name>[^\[\]:]+)|\[(?P<address>[^\[\]]+)\])(?::\d*)?")
-_HEADERS = (
+_RESPONSE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 )
+_HEADERS_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: 106\r\nconnection: close\r\n\r\n"
+    b'{"type":"about:blank","title":"Request Header Fields Too Large","status":431,"detail":"headers too large"}'
+)
 
 
 class AccessMiddleware:
-    """Lets through what shows the key and calls the server by a name of its own.
+    """Passes on requests with the key and an allowed Host header.
 
-    Names are checked because a page of another site can have its name point to 127.0.0.1 and then talk to a server on
-    the reader's machine as if it were its own (DNS rebinding).
+    The Host header is checked because the name of another site can resolve to 127.0.0.1, whose pages could then
+    address a server on the reader's machine as their own (DNS rebinding).
 
     Args:
-        app: what stands behind.
-        key: what a request must show; nothing is asked for when there is none.
-        hosts: the names, without port, under which the server may be called; any when empty.
-        most: how many requests may be under way; health is not counted, and always answers.
-        refused: told the status of what is turned away here.
+        app: The application.
+        key: Key that a request must present; None accepts all.
+        hosts: Allowed names in the Host header, without port; any if empty.
+        max_requests: Largest number of concurrent requests; health checks are always answered.
+        on_refusal: Called with the status of each refusal.
     """
 
     def __init__(
@@ -87,13 +60,13 @@ class AccessMiddleware:
         app: ASGIApp,
         key: str | None,
         hosts: Iterable[str],
-        most: int = 1_000,
-        refused: Callable[[int], None] = lambda _: None,
+        max_requests: int = 1_000,
+        on_refusal: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.app = app
-        self.most = most
-        self.refused = refused
-        self.under_way = 0
+        self.max_requests = max_requests
+        self.on_refusal = on_refusal
+        self.in_flight = 0
         self.key = key.encode() if key is not None else None
         self.hosts = frozenset(host.lower() for host in hosts)
 
@@ -107,38 +80,38 @@ class AccessMiddleware:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                message["headers"] = [*message["headers"], *_RESPONSE_HEADERS]
             await send(message)
 
         try:
             self._check(scope["method"], scope["path"], Headers(scope=scope))
         except Problem as problem:
-            self.refused(problem.status)
+            self.on_refusal(problem.status)
             await problem_response(problem)(scope, receive, with_headers)
             return
-        self.under_way += 1
+        self.in_flight += 1
         try:
             await self.app(scope, receive, with_headers)
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
 
     def _check(self, method: str, path: str, headers: Headers) -> None:
         if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
-            raise Problem(421, "this server is not known by that name; see --allow-host")
+            raise Problem(421, "this host name is not allowed; see --allow-host")
         if path in OPEN_PATHS:
             return
-        shown = _shown_key(headers)
-        if self.key is not None and (shown is None or not hmac.compare_digest(shown, self.key)):
-            detail = "the key is wrong" if shown else "a key is needed: Authorization: Bearer KEY"
+        presented = _presented_key(headers)
+        if self.key is not None and (presented is None or not hmac.compare_digest(presented, self.key)):
+            detail = "the key is wrong" if presented else "a key is required: Authorization: Bearer KEY"
             raise Problem(401, detail, headers={"WWW-Authenticate": 'Basic realm="urank", charset="UTF-8"'})
         if method not in ("GET", "HEAD") and _is_foreign(headers):
-            raise Problem(403, "a page of another site must not do this")
-        if self.under_way >= self.most:
-            raise Problem(503, f"at most {self.most} requests at one time", headers={"Retry-After": "1"})
+            raise Problem(403, "pages of other sites must not do this")
+        if self.in_flight >= self.max_requests:
+            raise Problem(503, f"at most {self.max_requests} concurrent requests", headers={"Retry-After": "1"})
 
 
 def _host_name(host: str) -> str:
-    """A Host header without its port; nothing when it is none.
+    """Return a Host header without its port; empty if it is invalid.
 
     >>> [_host_name(host) for host in ("localhost:8000", "[::1]:8000", "EXAMPLE.org", "[::1].org")]
     ['localhost', '::1', 'example.org', '']
@@ -148,15 +121,15 @@ def _host_name(host: str) -> str:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser says that a page of another site sends this, perhaps with the key that the browser keeps."""
+    """Return whether a browser sends this for a page of another site, perhaps with a key that it has stored."""
     origin = headers.get("origin")
     if origin is not None:
         return origin.partition("://")[2].lower() != headers.get("host", "").lower()
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
-def _shown_key(headers: Headers) -> bytes | None:
-    """The key that a request shows: as bearer, as `X-API-Key`, or as the password that a browser asked for."""
+def _presented_key(headers: Headers) -> bytes | None:
+    """Return the key of a request: a bearer token, `X-API-Key`, or the password of Basic authentication."""
     if "x-api-key" in headers:
         return headers["x-api-key"].encode("latin-1")
     scheme, _, rest = headers.get("authorization", "").partition(" ")
@@ -171,10 +144,10 @@ def _shown_key(headers: Headers) -> bytes | None:
 
 
 async def read_body(request: Request, limits: Limits, *, json: bool = True) -> bytes:
-    """The body of a request, if it is small enough and comes in time.
+    """Read the body of a request.
 
     Raises:
-        Problem: 413, 408, or 400 when it breaks off.
+        Problem: 413 if it is too large, 408 if it is too slow, 400 if the connection is lost.
     """
     most = min(limits.json_bytes, limits.body_bytes) if json else limits.body_bytes
     too_large = Problem(413, f"a body has at most {most} bytes", headers={"Connection": "close"})
@@ -191,8 +164,37 @@ async def read_body(request: Request, limits: Limits, *, json: bool = True) -> b
                     raise too_large
                 parts.append(part)
     except TimeoutError:
-        detail = f"the body did not come within {limits.seconds:g} seconds"
+        detail = f"the body did not arrive within {limits.seconds:g} seconds"
         raise Problem(408, detail, headers={"Connection": "close"}) from None
     except ClientDisconnect:
-        raise Problem(400, "the body broke off") from None
+        raise Problem(400, "the body is incomplete") from None
     return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+class HeaderLimitProtocol(HttpToolsProtocol):
+    """Closes a connection when the headers of a request exceed `MAX_HEADER_BYTES`.
+
+    httptools buffers headers of any size, from any client, before the key is checked.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._in_headers = True
+        self._header_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_headers:
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.transport.write(_HEADERS_TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._in_headers, self._header_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        super().on_headers_complete()

@@ -20,7 +20,7 @@ from serve.served_log import (
     unmatched,
 )
 from urank.errors import ConfigError
-from urank.serve.feedback_export import CompactionStats, compact, heard_elsewhere, read_notes
+from urank.serve.feedback_export import CompactionStats, compact, read_part_metadata, remote_feedback
 from urank.serve.feedback_store import FeedbackRecord, ShadowRecord, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
@@ -57,12 +57,6 @@ def test_what_others_kept_is_joined_and_they_are_not_changed(here: Path, there: 
         assert taken(here, also=also) == CompactionStats()
     assert files(here) == settled
     assert files(there) == before
-
-
-def test_without_others_what_was_kept_is_not_read(here: Path) -> None:
-    assert taken_after(here, event(ranking(TWO), "a")).unmatched == 1
-    assert heard_elsewhere(here, []) == {}
-    assert [source.path for source in heard_elsewhere(here, [here]).values()] == [here / "unmatched" / f"{ONE}.wal"]
 
 
 def taken_after(folder: Path, *records: FeedbackRecord | ShadowRecord) -> CompactionStats:
@@ -121,7 +115,7 @@ def test_a_file_that_has_grown_since_is_read_again(here: Path, there: Path) -> N
     taken(there)
     assert taken(here, also=[there]).late == 1
     assert clicks(here) == "ab"
-    assert len(read_notes(here / "log" / f"{ONE}.parquet").sources) == 2
+    assert len(read_part_metadata(here / "log" / f"{ONE}.parquet").sources) == 2
 
 
 def test_a_part_that_comes_back(here: Path) -> None:
@@ -161,10 +155,10 @@ def test_a_file_that_goes_while_it_is_read(here: Path, there: Path) -> None:
     shown = ranking(ONE)
     sealed(here, 1, shown)
     sealed(there, 2, event(shown, "a"))
-    (found,) = heard_elsewhere(here, [there]).values()
-    assert list(found.about()) == [event(shown, "a")]
+    (found,) = remote_feedback(here, [there]).values()
+    assert list(found.feedback()) == [event(shown, "a")]
     found.path.unlink()
-    assert list(found.about()) == []
+    assert list(found.feedback()) == []
 
 
 def test_a_copy_that_takes_the_write_ahead_files_first_misses_nothing(here: Path, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, reader_of, saved
 from urank.abtest.exposures import assign_arms
+from urank.client.wire_schemas import Ranking
 from urank.ranking.utility import utility
 from urank.serve.feedback_store import new_ranking_id, new_segment
-from urank.serve.models import MISSING, ActiveModels, SplitTest
-from urank.serve.ranking import Exploration, RankedList, columns_of, rank_lists, record_of, shadow_orders
-from urank.serve.request_arrays import RequestLists
-from urank.serve.schemas import Problem, RankAnswer
+from urank.serve.list_ranking import Exploration, RankedList, log_columns, log_record, rank_lists, shadow_orders
+from urank.serve.models import ActiveModels, UserSplit
+from urank.serve.request_arrays import MISSING, RequestLists
+from urank.serve.request_schemas import Problem
 
 seeds = st.integers(0, 2**32 - 1)
 METHODS = ("score", "match", "ctr1")
@@ -26,7 +27,7 @@ METHODS = ("score", "match", "ctr1")
 
 def two_models(share: float = 0.5, name: str = "test") -> ActiveModels:
     """Arm A has trees on features of both kinds, arm B a click model on numbers alone; the silent one is a third."""
-    test = SplitTest(saved("numbers"), share, name)
+    test = UserSplit(saved("numbers"), share, name)
     return ActiveModels(loaded("trees"), loaded("network"), loaded("numbers"), test)
 
 
@@ -47,9 +48,9 @@ def ranked(
 ) -> tuple[RequestLists, list[RankedList], list[dict[str, Any]]]:
     lists = lists_of(reader_of(served), queries)
     shown = rank_lists(served, lists, exploration=exploration, rng=np.random.default_rng(seed))
-    answers = [each.answer(lists, "id") for each in shown]
+    answers = [each.to_dict(lists, "id") for each in shown]
     for answer in answers:
-        RankAnswer.model_validate(answer)
+        Ranking.model_validate(answer)
     return lists, shown, answers
 
 
@@ -142,7 +143,7 @@ def test_a_test_needs_to_know_the_user() -> None:
     del queries[1]["user_id"]
     with pytest.raises(Problem) as error:
         ranked(two_models(), queries)
-    assert (error.value.status, error.value.errors) == (422, [("queries.1.user_id", "is needed")])
+    assert (error.value.status, error.value.errors) == (422, [("queries.1.user_id", "is required")])
 
 
 def test_a_method_that_the_model_of_the_arm_lacks() -> None:
@@ -153,7 +154,7 @@ def test_a_method_that_the_model_of_the_arm_lacks() -> None:
         ranked(served, queries)
     assert error.value.status == 422
     assert error.value.detail == "the model ranks by match, ctr1; got 'score'"
-    assert error.value.errors == [(f"queries.{arms.index('B')}.method", "not there")]
+    assert error.value.errors == [(f"queries.{arms.index('B')}.method", "is not available")]
 
 
 @given(seeds, st.lists(st.integers(1, 9), min_size=1, max_size=5), st.none() | st.integers(1, 7))
@@ -187,7 +188,7 @@ def test_exploration_moves_what_is_shown_and_nothing_else(seed: int, kind: Any, 
     queries = queries_for(ActiveModels(model), np.random.default_rng(seed), [count] * 8, positions=asked)
     plain = ranked(ActiveModels(model), queries)[2]
     lists, shown, answers = ranked(ActiveModels(model), queries, exploration, seed)
-    columns = columns_of(ActiveModels(model), lists, exploration)
+    columns = log_columns(ActiveModels(model), lists, exploration)
     assert columns.explored
     for answer, before, each in zip(answers, plain, shown, strict=True):
         ids, old = ([item["item_id"] for item in found["items"]] for found in (answer, before))
@@ -196,7 +197,7 @@ def test_exploration_moves_what_is_shown_and_nothing_else(seed: int, kind: Any, 
         assert answer["policy"] in (model.version, f"{model.version}+{kind}")
         if answer["policy"] == model.version:
             assert answer == before
-        record = record_of(
+        record = log_record(
             each, lists, columns, ranking_id=new_ranking_id(new_segment(0)), exploration=exploration, time_us=1
         )
         assert record.propensity is not None
@@ -208,12 +209,14 @@ def test_what_is_logged_is_what_was_sent() -> None:
     served, rng = ActiveModels(loaded("trees")), np.random.default_rng(3)
     queries = queries_for(served, rng, [6, 4], positions=3, user_id="u")
     lists, shown, answers = ranked(served, queries)
-    columns = columns_of(served, lists, None)
+    columns = log_columns(served, lists, None)
     assert (columns.numeric, columns.categorical) == (served.numeric, served.categorical)
     assert (columns.value, columns.explored) == (True, False)
     for query, each, answer in zip(queries, shown, answers, strict=True):
         sent = {candidate["item_id"]: candidate for candidate in query["candidates"]}
-        record = record_of(each, lists, columns, ranking_id=new_ranking_id(new_segment(0)), exploration=None, time_us=5)
+        record = log_record(
+            each, lists, columns, ranking_id=new_ranking_id(new_segment(0)), exploration=None, time_us=5
+        )
         assert record.items == tuple(item["item_id"] for item in answer["items"])
         assert (record.query_id, record.user_id, record.arm, record.time_us) == (query["query_id"], "u", None, 5)
         assert (record.model, record.policy) == (answer["model"], answer["policy"])
@@ -234,4 +237,4 @@ def test_values_are_logged_where_there_are_some() -> None:
     for values in (True, False):
         query = {"query_id": "q", "candidates": candidates(served.main, rng, 30, values=values)}
         lists = lists_of(reader_of(served), [query])
-        assert columns_of(served, lists, None).value == values
+        assert log_columns(served, lists, None).value == values

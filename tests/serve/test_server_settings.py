@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from urank.errors import ConfigError
-from urank.serve.models import Sources
-from urank.serve.schemas import Limits
-from urank.serve.settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
+from urank.serve.models import ModelSources
+from urank.serve.request_schemas import Limits
+from urank.serve.server_settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
 
 KEY = "0123456789abcdef"
 
@@ -43,13 +43,13 @@ def test_keys_that_will_not_do(tmp_path: Path, key: str) -> None:
     (tmp_path / "key").write_text(key)
     with pytest.raises(ConfigError) as error:
         read_key(tmp_path / "key")
-    assert str(error.value).startswith(f"--key-file {tmp_path / 'key'} must hold a key of at least {MIN_KEY} printable")
+    assert str(error.value).startswith(f"--key-file {tmp_path / 'key'} must be a key of at least {MIN_KEY} printable")
     assert not key or key not in str(error.value).removeprefix(f"--key-file {tmp_path / 'key'}")
 
 
 def test_a_short_key_of_the_environment_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "hunter2")
-    with pytest.raises(ConfigError, match=f"^{KEY_VARIABLE} must hold a key of at least") as error:
+    with pytest.raises(ConfigError, match=f"^{KEY_VARIABLE} must be a key of at least") as error:
         read_key(None)
     assert "hunter2" not in str(error.value)
 
@@ -62,7 +62,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_configuration_does_not_show_its_key() -> None:
-    assert KEY not in repr(ServeConfig(Sources(Path("model")), key=KEY))
+    assert KEY not in repr(ServeConfig(ModelSources(Path("model")), key=KEY))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "0:0:0:0:0:0:0:1", "localhost"])

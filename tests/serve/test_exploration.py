@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urank.errors import ConfigError
-from urank.serve.ranking import Exploration, ExplorationKind
+from urank.serve.list_ranking import Exploration, ExplorationKind
 
 kinds = st.sampled_from(get_args(ExplorationKind))
 shares = st.floats(1e-6, 1)
@@ -92,7 +92,7 @@ def test_written_and_read(kind: ExplorationKind, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "swap", "swap:", ":0.1", "swap:x", "turn:0.1", "SWAP:0.1", "swap:0.1:2", "0.1"])
 def test_what_is_no_exploration(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"exploration is swap:SHARE, as swap:0\.05, or shuffle:SHARE; got"):
+    with pytest.raises(ConfigError, match=r"exploration must be swap:SHARE, as swap:0\.05, or shuffle:SHARE; got"):
         Exploration.parse(text)
 
 

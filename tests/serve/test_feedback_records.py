@@ -19,7 +19,7 @@ from urank.errors import DataError
 from urank.serve.feedback_store import (
     RANKING_ID,
     SEGMENT,
-    Columns,
+    FeedbackColumns,
     FeedbackRecord,
     RankingRecord,
     Record,
@@ -74,7 +74,7 @@ names = st.lists(texts.map("f{}".format), max_size=6, unique=True)
 columns = names.flatmap(
     lambda found: st.integers(0, len(found)).flatmap(
         lambda cut: st.builds(
-            Columns, st.just(tuple(found[:cut])), st.just(tuple(found[cut:])), st.booleans(), st.booleans()
+            FeedbackColumns, st.just(tuple(found[:cut])), st.just(tuple(found[cut:])), st.booleans(), st.booleans()
         )
     )
 )
@@ -182,8 +182,8 @@ def test_a_backslash_is_not_half_a_character() -> None:
 
 MADE = ranking(HOME, columns=VALUED)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"ranking_id": "q1"}, "a ranking id must be as the server made it; got 'q1'"),
-    ({"ranking_id": f"{MADE.ranking_id}\n"}, "a ranking id must be as the server made it"),
+    ({"ranking_id": "q1"}, "ranking_id must be an id of a server"),
+    ({"ranking_id": f"{MADE.ranking_id}\n"}, "ranking_id must be an id of a server"),
     ({"time_us": -1}, "time_us must be microseconds since 1970"),
     ({"items": ()}, "a list must have from 1 to 10000 items; got 0"),
     ({"items": ("a", "b", "a")}, "an item must occur once in a list"),
@@ -192,8 +192,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"numeric": np.full((3, 2), np.inf, np.float32)}, "numeric must be finite or missing"),
     ({"categorical": MADE.categorical[:2]}, "categorical must have a row of one length for each of 3 items"),
     ({"categorical": (("x",), (), ("y",))}, "categorical must have a row of one length"),
-    ({"value": np.array([1, np.nan, 2], np.float32)}, "value must be finite numbers from 0 up"),
-    ({"value": np.array([1, -1, 2], np.float32)}, "value must be finite numbers from 0 up"),
+    ({"value": np.array([1, np.nan, 2], np.float32)}, "value must be finite and at least 0"),
+    ({"value": np.array([1, -1, 2], np.float32)}, "value must be finite and at least 0"),
     ({"propensity": np.array([0.5, 0.0, 1.0])}, "propensity must be above 0 and at most 1"),
     ({"propensity": None}, "ranked_position must come with propensity"),
     ({"ranked_position": (1, 2)}, "ranked_position must come with propensity, one for each of 3 items"),
@@ -209,13 +209,13 @@ def test_a_ranking_that_cannot_be_learned_from_is_refused(changes: dict[str, Any
 
 def test_other_refusals() -> None:
     for value in (-1.0, float("nan"), 1e39):
-        with pytest.raises(DataError, match="value must be a finite number from 0 up"):
+        with pytest.raises(DataError, match="value must be a finite number of at least 0"):
             event(MADE, "a", value=value)
-    with pytest.raises(DataError, match="a feature must not be called as a column of the feedback log is; got 'arm'"):
-        Columns(("price",), ("arm",), value=False, explored=False)
-    with pytest.raises(DataError, match="features must have a name of their own; got price, price"):
-        Columns(("price",), ("price",), value=False, explored=False)
-    with pytest.raises(DataError, match="a feedback record must hold whole characters"):
+    with pytest.raises(DataError, match="a feature must not have the name of a column of the feedback log; got 'arm'"):
+        FeedbackColumns(("price",), ("arm",), value=False, explored=False)
+    with pytest.raises(DataError, match="features must have unique names; got price, price"):
+        FeedbackColumns(("price",), ("price",), value=False, explored=False)
+    with pytest.raises(DataError, match="a feedback record must contain valid Unicode"):
         encode(event(MADE, "\ud800"))
 
 

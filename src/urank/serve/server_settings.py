@@ -1,4 +1,4 @@
-"""What decides how a server runs."""
+"""Settings of a server, and the key that requests must present."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from urank.errors import ConfigError
-from urank.serve.models import Sources
-from urank.serve.ranking import Exploration
-from urank.serve.schemas import Limits
+from urank.serve.list_ranking import Exploration
+from urank.serve.models import ModelSources
+from urank.serve.request_schemas import Limits
 
 __all__ = ["KEY_VARIABLE", "ServeConfig", "is_loopback", "read_key"]
 
@@ -20,24 +20,24 @@ MIN_KEY = 16
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """All of it but the socket.
+    """Everything but the socket.
 
     Attributes:
-        sources: the models.
-        key: what requests must show; none only on a loopback address.
-        hosts: the names under which the server may be called, without port; any when empty.
-        limits: how much a request may ask for.
-        log: the folder of the feedback log; none keeps no log.
-        exploration: how lists are randomised; none leaves them as ranked.
-        sample: a log from which the playground shows lists.
-        playground: whether there is one.
-        ignore_unknown: let candidates bring features that no model has.
-        segment_bytes, segment_seconds: when a write-ahead file gives way to the next.
-        join_seconds: how long a sealed write-ahead file waits for late clicks before it becomes Parquet.
-        seed: of exploration; none draws it from the system.
+        sources: The models.
+        key: Key that requests must present; None only on a loopback address.
+        hosts: Allowed names in the Host header, without port; any if empty.
+        limits: Limits of requests.
+        log: Folder of the feedback log; None keeps no log.
+        exploration: How lists are randomised; None leaves them as ranked.
+        sample: Log with lists for the playground.
+        playground: Whether to serve the playground.
+        ignore_unknown: Accept candidates with features that no model has.
+        segment_bytes, segment_seconds: Size and age at which a write-ahead file is closed.
+        join_seconds: How long a closed write-ahead file waits for late clicks before it becomes Parquet.
+        seed: Seed of the exploration; None draws one from the system.
     """
 
-    sources: Sources
+    sources: ModelSources
     key: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
@@ -53,7 +53,7 @@ class ServeConfig:
 
 
 def read_key(file: Path | None) -> str | None:
-    """The key of a file, or of the environment; none when there is neither."""
+    """Read the key from a file, by default from the environment; None if there is none."""
     if file is not None:
         try:
             key = file.read_text(encoding="utf-8").strip()
@@ -65,12 +65,12 @@ def read_key(file: Path | None) -> str | None:
         if not key:
             return None
     if len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{source} must hold a key of at least {MIN_KEY} printable ASCII characters without spaces")
+        raise ConfigError(f"{source} must be a key of at least {MIN_KEY} printable ASCII characters without spaces")
     return key
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host.
+    """Return whether only this machine can reach a host.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "example.org")]
     [True, True, True, False, False]

@@ -10,7 +10,7 @@ import pytest
 
 from serve.cases import client, lists_of, loaded, reader_of
 from urank.errors import ConfigError, UrankError
-from urank.serve.playground import MOST, read_samples
+from urank.serve.playground import read_samples
 
 NUMBERS, TEXTS = ["price", "emb[0]", "2nd rate"], ["shop", "if"]
 
@@ -68,11 +68,6 @@ def test_items_without_or_with_the_same_id_are_told_apart(tmp_path: Path) -> Non
     twice = samples(log(item_id=["x"] * 6), tmp_path)
     assert twice[0].logged == ["x at 1", "x at 2"]
     assert twice[0].clicked == ["x at 2"]
-
-
-def test_so_many_at_most(tmp_path: Path) -> None:
-    assert len(samples(log(5), tmp_path, most=2)) == 2
-    assert len(samples(log(MOST + 7), tmp_path)) == MOST
 
 
 def test_logs_that_will_not_do(tmp_path: Path) -> None:

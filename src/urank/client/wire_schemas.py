@@ -1,0 +1,202 @@
+"""Answers of the HTTP API, shared by server and client.
+
+The server sends exactly these fields, as its OpenAPI document declares. A client ignores fields that a newer server
+adds. Methods are plain strings here, since a newer server may have more of them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, field_serializer
+
+from urank.errors import DataError
+
+__all__ = [
+    "Accepted",
+    "ExplainedItem",
+    "Explanation",
+    "FeatureNames",
+    "ModelFacts",
+    "Order",
+    "RankedItem",
+    "Ranking",
+    "RankingBatch",
+    "Reloaded",
+    "Shadow",
+    "SplitTest",
+]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra={"additionalProperties": False})
+
+
+class RankedItem(_Answer):
+    """An item at its position.
+
+    Attributes:
+        score: None if the model has no scorer.
+        click: P(click) at this position; None beyond the positions that the model knows.
+        utility: Expected utility at this position: click times value.
+    """
+
+    item_id: str
+    position: int
+    score: float | None
+    click: float | None
+    utility: float
+
+
+class Ranking(_Answer):
+    """A ranked list, best first.
+
+    Attributes:
+        ranking_id: The id that feedback refers to.
+        model: Version of the model that ranked it.
+        policy: Name of the logging policy: the model version, and the kind of exploration if it was applied.
+        arm: Arm of the A/B test; None without a test.
+        utility: Expected utility of the list.
+    """
+
+    ranking_id: str
+    query_id: str
+    model: str
+    method: str
+    policy: str
+    arm: str | None
+    utility: float
+    items: tuple[RankedItem, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The item ids, best first."""
+        return tuple(item.item_id for item in self.items)
+
+
+class RankingBatch(_Answer):
+    """Several ranked lists."""
+
+    rankings: tuple[Ranking, ...]
+
+
+class ExplainedItem(_Answer):
+    """An item, the value of a click on it, its score, and P(click) at each position."""
+
+    item_id: str
+    value: float
+    score: float | None
+    clicks: tuple[float, ...]
+
+
+class Order(_Answer):
+    """The shown part of an order, with the expected utility of each of its items."""
+
+    name: str
+    items: tuple[str, ...]
+    utility: float
+    utilities: tuple[float, ...]
+
+
+class Explanation(_Answer):
+    """The click table of a list, and the expected utility of orders of it.
+
+    Attributes:
+        method: The server's default method.
+        positions: Number of positions shown.
+        items: In the order of the request.
+        orders: One for each method of the model, then those of the request.
+    """
+
+    model: str
+    method: str
+    positions: int
+    items: tuple[ExplainedItem, ...]
+    orders: tuple[Order, ...]
+
+    def order(self, name: str) -> Order:
+        """Return the order with this name."""
+        for order in self.orders:
+            if order.name == name:
+                return order
+        raise DataError(f"name must be one of {', '.join(order.name for order in self.orders)}; got '{name}'")
+
+
+class Shadow(_Answer):
+    """A model whose rankings are logged but not shown."""
+
+    version: str
+    name: str
+
+
+class SplitTest(_Answer):
+    """A running A/B test: its name, the share of users in arm B, and the model version of that arm."""
+
+    name: str
+    share: float
+    version: str
+
+
+class FeatureNames(_Answer):
+    """The features that every candidate must have."""
+
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+
+
+class ModelFacts(_Answer):
+    """The models in use, and what requests must contain.
+
+    Attributes:
+        method: Default method of the server.
+        methods: Methods that a request may ask for.
+        positions: K, the number of positions whose click probabilities the model knows.
+        takes_value: Whether scores depend on the value of a click.
+        loaded: When the model was loaded.
+        explore: Kind and share of randomised lists, as `swap:0.05`; None without exploration.
+        log: Whether the server keeps a feedback log.
+        limits: Largest request sizes, by name.
+    """
+
+    version: str
+    name: str
+    method: str
+    methods: tuple[str, ...]
+    positions: int
+    features: FeatureNames
+    takes_value: bool
+    loaded: datetime
+    explore: str | None
+    shadow: Shadow | None
+    test: SplitTest | None
+    log: bool
+    limits: dict[str, int | float]
+
+    @property
+    def numeric(self) -> tuple[str, ...]:
+        """The numeric features."""
+        return self.features.numeric
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """The categorical features."""
+        return self.features.categorical
+
+    @field_serializer("loaded")
+    def _iso(self, loaded: datetime) -> str:
+        return loaded.isoformat(timespec="seconds")
+
+
+class Accepted(_Answer):
+    """The number of events that were written durably."""
+
+    accepted: int
+
+
+class Reloaded(_Answer):
+    """The model version in use after a reload, and whether it changed."""
+
+    version: str
+    changed: bool
+    status: Literal["reloaded", "unchanged"]

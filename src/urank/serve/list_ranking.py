@@ -1,0 +1,428 @@
+"""Rank and explain the lists of a request: order, exploration, expected utility, and the record for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from urank.errors import ConfigError
+from urank.log.ragged import at_positions
+from urank.ranking.positions import Method
+from urank.ranking.utility import utility_of_items
+from urank.serve.feedback_store import FeedbackColumns, RankingRecord
+from urank.serve.models import ARMS, ActiveModels, ServedModel
+from urank.serve.request_arrays import MISSING, CandidateArrays, RequestLists
+from urank.serve.request_schemas import Problem
+
+__all__ = [
+    "Exploration",
+    "ExplorationKind",
+    "RankedList",
+    "explain",
+    "log_columns",
+    "log_record",
+    "rank_lists",
+    "shadow_orders",
+    "write_arrow",
+]
+
+ExplorationKind = Literal["swap", "shuffle"]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Randomisation of a share of the lists.
+
+    `swap` exchanges the first item with one drawn uniformly from all, itself included; `shuffle` draws a uniform
+    permutation. Propensities are those of the mixture with the lists that are left alone: with m items and a share s,
+    an item keeps its position with probability 1 - s + s / m (`shuffle`, or the first item of `swap`) or 1 - s / m
+    (the others of `swap`), and comes to another possible position with probability s / m.
+
+    Attributes:
+        kind: `swap` or `shuffle`.
+        share: Share of lists, above 0 and at most 1.
+
+    >>> str(Exploration.parse("swap:0.05"))
+    'swap:0.05'
+    >>> Exploration.parse("swap:5")
+    Traceback (most recent call last):
+    urank.errors.ConfigError: the share of explored lists must be above 0 and at most 1; got 5
+    """
+
+    kind: ExplorationKind
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"the share of explored lists must be above 0 and at most 1; got {self.share:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `swap:SHARE` or `shuffle:SHARE`."""
+        name, _, share = text.partition(":")
+        kind = next((each for each in get_args(ExplorationKind) if each == name), None)
+        try:
+            number = float(share)
+        except ValueError:
+            kind, number = None, 0.0
+        if kind is None:
+            raise ConfigError(f"exploration must be swap:SHARE, as swap:0.05, or shuffle:SHARE; got '{text}'")
+        return cls(kind, number)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{np.format_float_positional(self.share, trim='-')}"
+
+    def order(self, places: int, rng: np.random.Generator) -> tuple[Ints, bool]:
+        """Draw the 1-based rank of the item shown at each place, and whether the list was randomised.
+
+        >>> Exploration("swap", 1.0).order(4, np.random.default_rng(1))
+        (array([4, 2, 3, 1]), True)
+        """
+        ranks = np.arange(1, places + 1)
+        if rng.random() >= self.share:
+            return ranks, False
+        if self.kind == "shuffle":
+            return rng.permutation(ranks), True
+        other = int(rng.integers(places))
+        ranks[0], ranks[other] = ranks[other], ranks[0]
+        return ranks, True
+
+    def propensities(self, ranks: Ints) -> Doubles:
+        """Return P(item at its place) for the item with this rank at each place.
+
+        >>> Exploration("swap", 0.2).propensities(np.array([2, 1, 3, 4])).tolist()  # 0.2 / 4 and 1 - 0.2 / 4
+        [0.05, 0.05, 0.95, 0.95]
+        """
+        m = len(ranks)
+        stays = ranks == np.arange(1, m + 1)
+        moved = self.share / m
+        if self.kind == "shuffle":
+            return np.where(stays, 1 - self.share, 0.0) + moved
+        kept = np.where(ranks == 1, 1 - self.share + moved, 1 - moved)
+        return np.where(stays, kept, moved)
+
+
+@dataclass(frozen=True, eq=False)
+class RankedList:
+    """The m items of a list that are shown, best first.
+
+    Attributes:
+        number: Index of the list in the request.
+        model, method: How it was ranked.
+        arm: Arm of the A/B test, if there is one.
+        rows: `[m]`, the row of each item in the request.
+        ranks: `[m]`, the rank of each before exploration.
+        policy: Logging policy: the model version, and the kind of exploration if it was applied.
+        score: `[m]`; None without a scorer.
+        click: `[m]`, P(click); NaN beyond the positions that the model knows.
+        utility: `[m]`, expected utility.
+    """
+
+    number: int
+    model: ServedModel
+    method: Method
+    arm: str | None
+    rows: Ints
+    ranks: Ints
+    policy: str
+    score: Floats | None
+    click: Doubles
+    utility: Doubles
+
+    def to_dict(self, lists: RequestLists, ranking_id: str) -> dict[str, Any]:
+        """Return the fields of a `wire_schemas.Ranking`."""
+        ids = [lists.item_ids[row] for row in self.rows.tolist()]
+        scores = [None] * len(ids) if self.score is None else self.score.tolist()
+        clicks = [None if click != click else click for click in self.click.tolist()]
+        places = zip(ids, scores, clicks, self.utility.tolist(), strict=True)
+        return {
+            "ranking_id": ranking_id,
+            "query_id": lists.query_ids[self.number],
+            "model": self.model.version,
+            "method": self.method,
+            "policy": self.policy,
+            "arm": self.arm,
+            "utility": float(self.utility.sum()),
+            "items": [
+                {"item_id": each, "position": k, "score": score, "click": click, "utility": utility}
+                for k, (each, score, click, utility) in enumerate(places, 1)
+            ],
+        }
+
+
+def write_arrow(rankings: Sequence[RankedList], lists: RequestLists, ranking_ids: Sequence[str]) -> bytes:
+    """Write rankings as an Arrow IPC stream, a row for each item."""
+    lengths = [len(each.rows) for each in rankings]
+
+    def repeated(texts: Iterable[str | None]) -> pa.Array:
+        pairs = zip(texts, lengths, strict=True)
+        return pa.array([text for text, length in pairs for _ in range(length)], pa.string())
+
+    scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in rankings]
+    score, click = np.concatenate(scores), np.concatenate([each.click for each in rankings])
+    columns = {
+        "ranking_id": repeated(ranking_ids),
+        "query_id": repeated(lists.query_ids[each.number] for each in rankings),
+        "item_id": pa.array([lists.item_ids[row] for each in rankings for row in each.rows.tolist()], pa.string()),
+        "position": pa.array([k for length in lengths for k in range(1, length + 1)], pa.int32()),
+        "score": pa.array(score, mask=np.isnan(score)),
+        "click": pa.array(click, mask=np.isnan(click)),
+        "utility": pa.array(np.concatenate([each.utility for each in rankings])),
+        "method": repeated(each.method for each in rankings),
+        "policy": repeated(each.policy for each in rankings),
+        "arm": repeated(each.arm for each in rankings),
+        "model": repeated(each.model.version for each in rankings),
+    }
+    batch = pa.record_batch(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def rank_lists(
+    active: ActiveModels, lists: RequestLists, *, exploration: Exploration | None, rng: np.random.Generator
+) -> list[RankedList]:
+    """Rank the lists of a request, each by the model of its arm.
+
+    Raises:
+        Problem: If a list asks for a method that its model lacks, or has no user while a test is running.
+    """
+    rankings: list[RankedList] = []
+    for model, arm, numbers in _lists_by_model(active, lists):
+        rankings += _rank_by_model(active, model, arm, lists, numbers, exploration, rng)
+    return sorted(rankings, key=lambda each: each.number)
+
+
+def shadow_orders(active: ActiveModels, lists: RequestLists, rankings: Sequence[RankedList]) -> list[list[str]]:
+    """Return the item ids of each list as the shadow model would rank them, as many as were shown."""
+    model = active.shadow
+    assert model is not None  # noqa: S101 - callers check it
+    numbers = [each.number for each in rankings]
+    methods = [method if method in model.methods else None for method in lists.methods]  # it may have fewer of them
+    orders = _rank_by_model(active, model, None, replace(lists, methods=methods), numbers, None, None)
+    orders.sort(key=lambda each: each.number)
+    return [
+        [lists.item_ids[row] for row in each.rows[: len(other.rows)].tolist()]
+        for each, other in zip(orders, rankings, strict=True)
+    ]
+
+
+def _lists_by_model(active: ActiveModels, lists: RequestLists) -> Iterator[tuple[ServedModel, str | None, list[int]]]:
+    """Yield each model, its arm, and the lists that it ranks."""
+    if active.test is None or active.other is None:
+        yield active.main, None, list(range(len(lists)))
+        return
+    for number, user in enumerate(lists.user_ids):
+        if user is None:
+            place = f"queries.{number}.user_id" if lists.batch else "user_id"
+            raise Problem(422, "an A/B test is running, which needs the user", [(place, "is required")])
+    arms = active.test.arms([user for user in lists.user_ids if user is not None])
+    for arm, model in zip(ARMS, (active.main, active.other), strict=True):
+        numbers = [number for number, each in enumerate(arms) if each == arm]
+        if numbers:
+            yield model, arm, numbers
+
+
+def _rank_by_model(
+    active: ActiveModels,
+    model: ServedModel,
+    arm: str | None,
+    lists: RequestLists,
+    numbers: Sequence[int],
+    exploration: Exploration | None,
+    rng: np.random.Generator | None,
+) -> list[RankedList]:
+    """Rank some lists by one model, those with the same method and number of positions together."""
+    groups: dict[tuple[Method, int], list[int]] = {}
+    for number in numbers:
+        key = _method_of(active, model, lists, number), lists.positions[number] or model.positions
+        groups.setdefault(key, []).append(number)
+    items = active.inputs_of(model, lists.items)
+    rankings: list[RankedList] = []
+    for (method, positions), group in groups.items():
+        rows, part = _select(items, group, len(lists))
+        score = model.scores(part) if method == "score" else None
+        table = model.log_ctr(part) if method != "score" else None
+        order = model.order(part, table, score, method=method, positions=positions)
+        best = _best_rows(order, part.offsets, positions)
+        explored = [_explore(len(each), exploration, rng) for each in best]
+        shown = [each[ranks - 1] for each, (ranks, _) in zip(best, explored, strict=True)]
+        scores, clicks = _scores_and_clicks(model, part, shown, score, table)
+        for number, own, (ranks, randomised), s, click in zip(group, shown, explored, scores, clicks, strict=True):
+            rankings.append(
+                RankedList(
+                    number=number,
+                    model=model,
+                    method=method,
+                    arm=arm,
+                    rows=rows[own],
+                    ranks=ranks,
+                    policy=f"{model.version}+{exploration.kind}" if exploration and randomised else model.version,
+                    score=s,
+                    click=click,
+                    utility=np.where(np.isnan(click), 0.0, click) * part.value[own],
+                )
+            )
+    return rankings
+
+
+def _method_of(active: ActiveModels, model: ServedModel, lists: RequestLists, number: int) -> Method:
+    requested = lists.methods[number]
+    if requested is not None and requested not in model.methods:
+        place = f"queries.{number}.method" if lists.batch else "method"
+        detail = f"the model ranks by {', '.join(model.methods)}; got '{requested}'"
+        raise Problem(422, detail, [(place, "is not available")])
+    return active.method_of(model, requested)
+
+
+def _select(items: CandidateArrays, numbers: Sequence[int], count: int) -> tuple[Ints, CandidateArrays]:
+    """Return the rows of some lists of `count`, and these lists alone."""
+    if len(numbers) == count:
+        return np.arange(len(items)), items
+    lengths = np.diff(items.offsets)[list(numbers)]
+    rows = np.concatenate([np.arange(items.offsets[n], items.offsets[n + 1]) for n in numbers])
+    return rows, items.take(rows, np.append(0, np.cumsum(lengths)))
+
+
+def _best_rows(positions: Ints, offsets: Ints, most: int) -> list[Ints]:
+    """Return the rows of the best items of each list, best first."""
+    rows = np.empty_like(positions)
+    rows[np.repeat(offsets[:-1], np.diff(offsets)) + positions - 1] = np.arange(len(positions))
+    return [rows[start:end][:most] for start, end in pairwise(offsets.tolist())]
+
+
+def _explore(places: int, exploration: Exploration | None, rng: np.random.Generator | None) -> tuple[Ints, bool]:
+    if exploration is None or rng is None:
+        return np.arange(1, places + 1), False
+    return exploration.order(places, rng)
+
+
+def _scores_and_clicks(
+    model: ServedModel, items: CandidateArrays, shown: Sequence[Ints], score: Floats | None, table: Floats | None
+) -> tuple[list[Floats | None], list[Doubles]]:
+    """Return the scores and click probabilities of the items shown in each list.
+
+    What the order did not need is computed for these alone: they are few, and apart from parsing the click model takes
+    the most time.
+    """
+    rows = np.concatenate(shown)
+    ends = np.cumsum([len(each) for each in shown])[:-1]
+    few = items.take(rows, np.array([0, len(rows)]))
+    scores = model.scores(few) if score is None else score[rows]
+    tables = np.split(model.log_ctr(few) if table is None else table[rows], ends)
+    by_list: list[Floats | None] = [None] * len(shown) if scores is None else list(np.split(scores, ends))
+    return by_list, [_clicks_from_top(each) for each in tables]
+
+
+def _clicks_from_top(table: Floats) -> Doubles:
+    """Return P(click) `[m]` of items `[m, K]` shown from the top; NaN beyond K."""
+    m, K = table.shape
+    click = np.full(m, np.nan)
+    known = min(m, K)
+    click[:known] = np.exp(at_positions(table[:known], np.arange(1, known + 1)).astype(np.float64))
+    return click
+
+
+def log_columns(active: ActiveModels, lists: RequestLists, exploration: Exploration | None) -> FeedbackColumns:
+    """Return the columns of the feedback log for the lists of a request."""
+    value = active.takes_value or any(lists.has_values)
+    return FeedbackColumns(active.numeric, active.categorical, value=value, explored=exploration is not None)
+
+
+def log_record(
+    ranking: RankedList,
+    lists: RequestLists,
+    columns: FeedbackColumns,
+    *,
+    ranking_id: str,
+    exploration: Exploration | None,
+    time_us: int,
+) -> RankingRecord:
+    """Return the record of a ranking for the feedback log: the items shown, with their features."""
+    items, rows = lists.items, ranking.rows
+    texts = items.categorical[rows].tolist()
+    return RankingRecord(
+        ranking_id=ranking_id,
+        query_id=lists.query_ids[ranking.number],
+        user_id=lists.user_ids[ranking.number],
+        arm=ranking.arm,
+        policy=ranking.policy,
+        model=ranking.model.version,
+        columns=columns.digest,
+        time_us=time_us,
+        items=tuple(lists.item_ids[row] for row in rows.tolist()),
+        numeric=items.numeric[rows],
+        categorical=tuple(tuple(None if text == MISSING else text for text in row) for row in texts),
+        value=items.value[rows] if columns.value else None,
+        propensity=None if exploration is None else exploration.propensities(ranking.ranks),
+        ranked_position=None if exploration is None else tuple(ranking.ranks.tolist()),
+    )
+
+
+_BEYOND_EVERY_PLACE = 1_000_000
+
+
+def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Explain the one list by the main model; returns the fields of a `wire_schemas.Explanation`.
+
+    Raises:
+        Problem: If an order contains an unknown item, or one twice, or has the name of a method.
+    """
+    model = active.main
+    items = active.inputs_of(model, lists.items)
+    table, scores = model.log_ctr(items), model.scores(items)
+    places = min(lists.positions[0] or model.positions, model.positions)
+    positions: dict[str, Ints] = {
+        method: model.order(items, table, scores, method=method, positions=places) for method in model.methods
+    }
+    positions |= {name: _order_positions(name, ids, lists.item_ids, model.methods) for name, ids in orders.items()}
+    clicks = np.minimum(np.exp(table[:, :places].astype(np.float64)), 1)  # a graph may round up to just above 1
+    item_scores = [None] * len(items) if scores is None else scores.tolist()
+    rows = zip(lists.item_ids, items.value.tolist(), item_scores, clicks.tolist(), strict=True)
+    return {
+        "model": model.version,
+        "method": active.method_of(model),
+        "positions": places,
+        "items": [{"item_id": each, "value": v, "score": s, "clicks": c} for each, v, s, c in rows],
+        "orders": [_evaluate(name, order, clicks, items.value, lists.item_ids) for name, order in positions.items()],
+    }
+
+
+def _order_positions(name: str, ids: Sequence[str], all_ids: Sequence[str], methods: Sequence[str]) -> Ints:
+    """Return the position `[rows]` of each item in an order; items that it omits are not shown."""
+    rows = {each: row for row, each in enumerate(all_ids)}
+    if name in methods:
+        raise Problem(422, f"'{name}' is a method; an order needs another name", [(f"orders.{name}", "is taken")])
+    for number, each in enumerate(ids):
+        if each not in rows:
+            place = f"orders.{name}.{number}"
+            raise Problem(422, "an order must consist of candidates", [(place, "is not a candidate")])
+    if len(set(ids)) != len(ids):
+        place = f"orders.{name}"
+        raise Problem(422, "an order must contain each candidate at most once", [(place, "contains one twice")])
+    positions = np.arange(len(all_ids)) + len(all_ids) + _BEYOND_EVERY_PLACE
+    positions[[rows[each] for each in ids]] = np.arange(1, len(ids) + 1)
+    return positions
+
+
+def _evaluate(name: str, positions: Ints, clicks: Doubles, value: Floats, ids: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a `wire_schemas.Order`."""
+    utilities = utility_of_items(clicks[None], positions[None], value=value[None].astype(np.float64))[0]
+    places = clicks.shape[1]
+    shown = [int(row) for row in np.argsort(positions) if positions[row] <= places]
+    return {
+        "name": name,
+        "items": [ids[row] for row in shown],
+        "utility": float(utilities.sum()),
+        "utilities": [float(utilities[row]) for row in shown],
+    }
