@@ -62,7 +62,7 @@ from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
 from urank.report.run_report import write_run
-from urank.storage import is_path, new_folder, check_target, remove_folder, to_path
+from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
 __all__ = [
     "Compare",

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from urank.report.fit import fit_report
 
 import urank
 from contracts import CHECKS, check_saved_loaded_and_exported
@@ -18,7 +19,6 @@ from urank.evaluation.click_quality import quality
 from urank.lab.truth import oracle_predictions, read_truth
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.report.fit import fit_report
 
 FAMILIES = ("monotone", "factorised", "vector", "position", "deepfm", "pbm", "gbdt")
 QUICK = TrainingConfig(epochs=3, batch_lists=64)

@@ -26,15 +26,15 @@ from urank.evaluation.policy_evaluation import Evaluation
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
 from urank.log.prepare import (
+    DatasetSummary,
     SplitRule,
     SplitWriter,
-    DatasetSummary,
-    split_rule,
-    write_schema,
-    refuse_unseen_clicks,
-    validate_arguments,
     add_hashes,
+    refuse_unseen_clicks,
+    split_rule,
+    validate_arguments,
     write_bucket,
+    write_schema,
 )
 from urank.log.reader import PARQUET, Log, find_files
 from urank.log.splits import SPLITS, stable_hash
