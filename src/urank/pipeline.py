@@ -28,7 +28,6 @@ from urank.errors import ConfigError, TooFewError
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
-from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer
 from urank.learning.training import History
 from urank.log.dataset import Dataset, is_prepared
@@ -51,7 +50,18 @@ from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.storage import is_path, to_path
 
-__all__ = ["ModelFit", "URank", "evaluate", "fit_model", "guard_levels", "named_policies", "policies_of", "prepared"]
+__all__ = [
+    "ModelFit",
+    "URank",
+    "evaluate",
+    "fit_model",
+    "guard_levels",
+    "named_policies",
+    "policies_of",
+    "policies_to_evaluate",
+    "policy_to_guard",
+    "prepared",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +294,6 @@ def evaluate(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -297,22 +306,19 @@ def evaluate(
         split: the part to judge by: `test`, which no fit has looked at, or `all` for a log that is new to the models.
         estimator: see `urank.evaluation.estimators`; `auto` is doubly robust with known propensities, else Eq. 3.
         floor: least that a logged click probability counts as.
-        truth: what `urank simulate` wrote: true utilities are told beside the estimates.
         config: the evaluation's own click model.
         memory: what it may take; of a log that needs more, a sample of the queries is judged, which is told.
         report: told how far it is.
     """
     splits = _splits(split)
-    known = true_table(read_truth(truth)) if truth is not None else None
-    policies = named_policies(models, [_ranking_model(model) for model in models])
+    policies = policies_to_evaluate(models)
     with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_policies(
-            [*policies, Random()],
+            policies,
             dataset,
             splits=splits,
             estimator=estimator,
             floor=floor,
-            truth=known,
             config=config,
             report=report,
         )
@@ -328,7 +334,6 @@ def guard_levels(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -341,15 +346,11 @@ def guard_levels(
         kind: `shift`, no item moves more than so many places, or `blend`, ranks are averaged; see `Guard`.
         levels: those to judge besides the full order; shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75 when left out.
         method: score, match or ctr1; the model's own when left out.
-        split, floor, truth, config, memory, report: as in `evaluate`.
+        split, floor, config, memory, report: as in `evaluate`.
         estimator: as in `evaluate`, but for those by propensities, which cannot judge a guard.
     """
     splits = _splits(split)
-    known = true_table(read_truth(truth)) if truth is not None else None
-    policy = _ranking_model(model)
-    if isinstance(policy, RankingModel):
-        meant = policy if method is None else replace(policy, method=method)
-        policy = ModelPolicy(meant.method, meant, meant.method)
+    policy = policy_to_guard(model, method)
     with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_guard(
             policy,
@@ -359,10 +360,23 @@ def guard_levels(
             splits=splits,
             estimator=estimator,
             floor=floor,
-            truth=known,
             config=config,
             report=report,
         )
+
+
+def policies_to_evaluate(models: Sequence[URank | RankingModel | Policy | str | Path]) -> list[Policy]:
+    """Return the policies that `evaluate` compares with the logged order: those of the models, and a random order."""
+    return [*named_policies(models, [_ranking_model(model) for model in models]), Random()]
+
+
+def policy_to_guard(model: URank | RankingModel | Policy | str | Path, method: Method | None = None) -> Policy:
+    """Return the policy that `guard_levels` keeps close to the logged order."""
+    found = _ranking_model(model)
+    if isinstance(found, RankingModel):
+        chosen = found if method is None else replace(found, method=method)
+        return ModelPolicy(chosen.method, chosen, chosen.method)
+    return found
 
 
 def policies_of(model: RankingModel, *, methods: Sequence[Method] | None = None, prefix: str = "") -> list[Policy]:

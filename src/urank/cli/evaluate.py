@@ -93,8 +93,9 @@ def evaluate_command(
     *models, log = paths
     refuse_columns(log, column, categorical, drop)
     from urank.evaluation.cross_fitting import CrossfitConfig
+    from urank.lab.truth import add_true_utilities, read_truth, true_reference, true_utilities
     from urank.model_io import read_manifest
-    from urank.pipeline import evaluate  # slow to load, as all that needs torch
+    from urank.pipeline import evaluate, policies_to_evaluate, prepared  # slow to load, as all that needs torch
     from urank.report.evaluation_report import print_evaluation, write_evaluation
 
     asked: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
@@ -102,23 +103,27 @@ def evaluate_command(
     cluster = cluster_of(engine, workers, address)
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates by a prepared log; run urank prepare {log} first")
-    with bars(quiet=quiet or json) as report:
+    candidates = None if truth is None else read_truth(truth)  # fail fast
+    source = log if is_prepared(log) else open_log(log, column, categorical, drop)
+    with bars(quiet=quiet or json) as report, prepared(source, memory=asked["memory"], report=report) as dataset:
         if cluster is None:
-            source = log if is_prepared(log) else open_log(log, column, categorical, drop)
-            found = evaluate(models, source, truth=truth, report=report, **asked)
+            found = evaluate(models, dataset, report=report, **asked)
         else:
             from urank.ray.jobs import evaluate_on_ray
 
             there = log if is_remote(log) else Path(log).absolute()
-            known = None if truth is None else str(truth.absolute())
-            found = evaluate_on_ray(models, there, cluster, truth=known, report=report, **asked)
+            found = evaluate_on_ray(models, there, cluster, report=report, **asked)
+        document, reference = found.to_dict(), None
+        if candidates is not None:
+            true = true_utilities(found, policies_to_evaluate(models), dataset, candidates, seed=seed)
+            document, reference = add_true_utilities(document, true), true_reference(true)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
-        write_evaluation(found, html, own)
+        write_evaluation(found, html, own, reference)
     if json:
-        print_json(found.to_dict())
+        print_json(document)
     elif not quiet:
         console = Console()
-        print_evaluation(found, console, own)
+        print_evaluation(found, console, own, reference)
         if html is not None:
             console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)

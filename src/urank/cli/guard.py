@@ -101,32 +101,36 @@ def guard_command(
     wanted = None if levels is None else _numbers(levels)
     limit = Memory.parse(memory)
     from urank.evaluation.cross_fitting import CrossfitConfig
-    from urank.pipeline import guard_levels  # slow to load, as all that needs torch
+    from urank.lab.truth import add_true_utilities, read_truth, true_guard_utilities, true_reference
+    from urank.pipeline import guard_levels, policy_to_guard, prepared  # slow to load, as all that needs torch
     from urank.report.guard_report import print_guard, write_guard
 
+    candidates = None if truth is None else read_truth(truth)  # fail fast
     source = log if is_prepared(log) else open_log(log, column, categorical, drop)
-    with bars(quiet=quiet or json) as report:
+    policy = policy_to_guard(model, None if method is None else method.value)
+    with bars(quiet=quiet or json) as report, prepared(source, memory=limit, report=report) as dataset:
         found = guard_levels(
-            model,
-            source,
+            policy,
+            dataset,
             kind=kind.value,
             levels=wanted,
-            method=None if method is None else method.value,
             split=split,
             estimator=estimator,
             floor=floor,
-            truth=truth,
             config=CrossfitConfig(cuts=cuts, seed=seed),
-            memory=limit,
             report=report,
         )
+        document, reference = found.to_dict(), None
+        if candidates is not None:
+            true = true_guard_utilities(found, policy, dataset, candidates, seed=seed)
+            document, reference = add_true_utilities(document, true), true_reference(true)
     if html is not None:
-        write_guard(found, html)
+        write_guard(found, html, reference)
     if json:
-        print_json(found.to_dict())
+        print_json(document)
     elif not quiet:
         console = Console()
-        print_guard(found, console)
+        print_guard(found, console, reference)
         if html is not None:
             console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)
 

@@ -77,9 +77,9 @@ def run_command(
 
     from urank.clicks.item_curves import click_curves_of
     from urank.evaluation.cross_fitting import CrossfitConfig
-    from urank.lab.truth import read_truth
+    from urank.lab.truth import add_true_utilities, read_truth, true_reference, true_utilities
     from urank.model_io import save_model
-    from urank.pipeline import evaluate, fit_model
+    from urank.pipeline import evaluate, fit_model, policies_to_evaluate
     from urank.ranking.settings import UrankConfig
     from urank.report.evaluation_report import print_evaluation
     from urank.report.fit import fit_report
@@ -99,19 +99,24 @@ def run_command(
         dataset = Dataset(folder / "prepared", memory=limit)
         fit = fit_model(dataset, checked, report=report)
         judged = fit_report(fit.clicks, dataset, checked.clicks, truth=truth)
-        found = evaluate([fit.model], dataset, truth=truth, config=CrossfitConfig(seed=seed), report=report)
+        found = evaluate([fit.model], dataset, config=CrossfitConfig(seed=seed), report=report)
+        document, reference = found.to_dict(), None
+        if truth is not None:
+            true = true_utilities(found, policies_to_evaluate([fit.model]), dataset, truth, seed=seed)
+            document, reference = add_true_utilities(document, true), true_reference(true)
         report("writing the model and the report", 0, None)
         facts = {"quality": judged.to_dict(), "why": fit.why}
         save_model(fit.model, checked, folder / "model", facts=facts)
         by = "category" if "category" in source.schema.roles else "item_id"
         curves = click_curves_of(fit.clicks.model, source, by=by) if by in source.schema.roles else None
-        told = {"model": fit.model.name, "method": fit.model.method, "why": fit.why, **found.to_dict()}
+        told = {"model": fit.model.name, "method": fit.model.method, "why": fit.why, **document}
         (folder / "evaluation.json").write_text(json_text(told) + "\n", encoding="utf-8")
         write_job(
             folder / "report.html",
             inspection=inspection,
             fit=judged,
             evaluation=found,
+            reference=reference,
             chosen=fit.model.method,
             why=fit.why,
             curves=curves,
@@ -122,6 +127,6 @@ def run_command(
     elif not quiet:
         console = Console()
         console.print(f"The log is {inspection.verdict.sentence}.\n", highlight=False, soft_wrap=True, markup=False)
-        print_evaluation(found, console, fit.model.method)
+        print_evaluation(found, console, fit.model.method, reference)
         sentence = f"\n{fit.model.name} ranks by {fit.model.method}: {fit.why}. The report is {output / 'report.html'}"
         console.print(sentence, highlight=False, soft_wrap=True, markup=False, emoji=False)

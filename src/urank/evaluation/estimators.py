@@ -201,7 +201,7 @@ def list_terms(
 
     >>> table = np.array([[[0.50, 0.48], [0.45, 0.30]]])
     >>> order, click = np.array([[1, 2]]), np.array([[0, 1]])
-    >>> logged = Logged(table, order, click, value=np.ones((1, 2)), where=np.ones((1, 2), dtype=bool))
+    >>> logged = LoggedBatch(table, order, click, value=np.ones((1, 2)), where=np.ones((1, 2), dtype=bool))
     >>> terms = list_terms(logged, np.array([[2, 1]]))
     >>> terms.direct.round(2).tolist(), terms.ratio.clicked.round(2).tolist()  # 0.48 + 0.45, 1 · 0.45 / 0.30
     ([0.93], [1.5])
@@ -260,7 +260,7 @@ def query_values(terms: Terms, estimator: str) -> NDArray[np.float64]:
         table rules out a click on all placed items where they were logged.
 
     >>> table, mask = np.array([[[0.5]], [[0.2]], [[0.3]]]), np.ones((3, 1), dtype=bool)
-    >>> logged = Logged(table, np.array([[1], [1], [1]]), np.zeros((3, 1)), np.ones((3, 1)), mask)
+    >>> logged = LoggedBatch(table, np.array([[1], [1], [1]]), np.zeros((3, 1)), np.ones((3, 1)), mask)
     >>> terms = list_terms(logged, logged.position).by(np.array([0, 1, 1]), 2)  # two queries, the second with two lists
     >>> query_values(terms, "direct").round(3).tolist()  # μ = 1/3:  μ + (0.5 − μ) / 1.5,  μ + (0.5 − 2 μ) / 1.5
     [0.444, 0.222]

@@ -17,7 +17,7 @@ from urank.errors import ConfigError
 from urank.log.ragged import positions_by_score
 from urank.ranking.utility import check_order
 
-__all__ = ["Guard", "GuardKind", "Moves", "blended", "bounded", "moves"]
+__all__ = ["Guard", "GuardKind", "Moves", "blended", "bounded", "count_moves"]
 
 GuardKind = Literal["shift", "blend"]
 
@@ -191,10 +191,10 @@ class Moves:
         return self.firsts / self.lists if self.lists else nan
 
 
-def moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
+def count_moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
     """How far orders `[B, n]` are from the current ones, by rank.
 
-    >>> found = moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
+    >>> found = count_moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
     >>> found.mean, found.largest, found.other_first  # 4 places by 6 items; the first of one list of two
     (0.6666666666666666, 1, 0.5)
     """

@@ -429,7 +429,6 @@ def evaluate_on_ray(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -440,7 +439,7 @@ def evaluate_on_ray(
         models: folders of models.
         data: a prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
         cluster: where.
-        split, estimator, floor, truth, config, report: as in `urank.evaluate`.
+        split, estimator, floor, config, report: as in `urank.evaluate`.
         memory: what each worker may take.
     """
     settings = {
@@ -450,7 +449,6 @@ def evaluate_on_ray(
         "split": split,
         "estimator": estimator,
         "floor": floor,
-        "truth": truth,
         "config": config.model_dump_json() if config is not None else None,
     }
     found: Evaluation = run_on_workers(_judge, settings, cluster, report=report)
@@ -468,7 +466,6 @@ def _judge(settings: Mapping[str, Any], report: Report) -> Evaluation | None:
         split=settings["split"],
         estimator=settings["estimator"],
         floor=settings["floor"],
-        truth=settings["truth"],
         config=CrossfitConfig.model_validate_json(config) if config is not None else None,
         report=report,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urank.clicks.item_curves import ItemCurve
 from urank.log.inspection import Inspection
 from urank.report.click_report import FitReport, curve_figure, curve_table, fit_sections
-from urank.report.evaluation_report import evaluation_sections, evaluation_sentence
+from urank.report.evaluation_report import ReferenceValues, evaluation_sections, evaluation_sentence
 from urank.report.inspection_report import inspection_lead, inspection_sections
 from urank.report.page import Chart, Section, write_page
 
@@ -37,6 +37,7 @@ def write_job(
     inspection: Inspection,
     fit: FitReport,
     evaluation: Evaluation,
+    reference: ReferenceValues | None = None,
     chosen: str,
     why: str,
     curves: Sequence[ItemCurve] | None = None,
@@ -50,15 +51,16 @@ def write_job(
         fit: the report of the click model.
         evaluation: what the model would earn. The lead tells of the policy named as `chosen` if there is one, since it
             is the one that ranks; else of the best.
+        reference: known utilities to show beside the estimates.
         chosen: the method by which the model ranks.
         why: how that was chosen, in words, as `ModelFit.why` has it.
         curves: click curves of some items or groups; left out when there are none.
         by: what these are: item_id, or what makes a group.
     """
     judged = any(policy.name == chosen for policy in evaluation.policies)
-    lead = f"{evaluation_sentence(evaluation, chosen if judged else None)}."
+    lead = f"{evaluation_sentence(evaluation, chosen if judged else None, reference)}."
     sections = [
-        Section("What it would earn", sections=evaluation_sections(evaluation)),
+        Section("What it would earn", sections=evaluation_sections(evaluation, reference)),
         Section("How it ranks", paragraphs=[_method(chosen), f"Why {chosen}: {why.removesuffix('.')}."]),
         _curve_section(curves, by) if curves else None,
         Section("The click model", paragraphs=[f"{fit.sentence}."], sections=fit_sections(fit)),

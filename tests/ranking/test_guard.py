@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simulated import Small
 from urank.errors import ConfigError
 from urank.pipeline import ModelFit
-from urank.ranking.guard import Guard, Moves, blended, bounded, moves
+from urank.ranking.guard import Guard, Moves, blended, bounded, count_moves
 from urank.ranking.policies import Guarded, LoggedOrder, ModelPolicy, Random
 
 Orders = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
@@ -196,12 +196,12 @@ def test_other_refusals() -> None:
 def test_moves_by_hand() -> None:
     current = np.array([[1, 4, 9], [2, 3, 0]])  # ranks 1, 2, 3 and 1, 2
     where = np.array([[True, True, True], [True, True, False]])
-    found = moves(np.array([[3, 1, 2], [1, 2, 7]]), current, where=where)
+    found = count_moves(np.array([[3, 1, 2], [1, 2, 7]]), current, where=where)
     assert found == Moves(items=5, lists=2, places=2 + 1 + 1, largest=2, firsts=1)
     assert (found.mean, found.other_first) == (4 / 5, 1 / 2)
-    twice = found + moves(current, current, where=where)
+    twice = found + count_moves(current, current, where=where)
     assert (twice.mean, twice.largest, twice.other_first) == (4 / 10, 2, 1 / 4)
-    nothing = moves(np.zeros((2, 0), dtype=int), np.zeros((2, 0), dtype=int))
+    nothing = count_moves(np.zeros((2, 0), dtype=int), np.zeros((2, 0), dtype=int))
     assert nothing == Moves()
     assert np.isnan([nothing.mean, nothing.other_first]).all()
 
