@@ -44,7 +44,7 @@ from urank.ranking.guard import Guard, GuardKind
 from urank.ranking.policies import ModelPolicy, Policy, Random
 from urank.ranking.positions import Method
 from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR

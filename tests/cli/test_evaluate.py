@@ -18,7 +18,7 @@ from simulated import Small
 from urank.model_io import save_model
 from urank.pipeline import ModelFit
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 
 QUICK = ("--cuts", 1)
 

@@ -527,7 +527,7 @@ def test_what_is_no_log_is_refused(change: dict[str, NDArray[Any]], message: str
         (lambda log, order: list_terms(log, order * 0), "positions must be whole numbers from 1 up; got 0"),
         (lambda log, order: list_terms(log, order, floor=-1), "floor must be from 0 to 1; got -1"),
         (lambda log, order: list_terms(log, order, cutoff=0), "cutoff must be a whole number from 1 up"),
-        (lambda log, order: list_terms(replace(log, table=log.table + 1), order), "table must hold probabilities"),
+        (lambda log, order: list_terms(replace(log, table=log.table + 1), order), "table must contain probabilities"),
         (
             lambda log, order: list_terms(log, order).by(np.array([0, 1]), 2),
             r"group must be whole numbers of shape \[1\]",

@@ -80,7 +80,7 @@ def run_command(
     from urank.lab.truth import add_true_utilities, read_truth, true_reference, true_utilities
     from urank.model_io import save_model
     from urank.pipeline import evaluate, fit_model, policies_to_evaluate
-    from urank.ranking.settings import UrankConfig
+    from urank.ranking.urank_config import UrankConfig
     from urank.report.evaluation_report import print_evaluation
     from urank.report.fit import fit_report
     from urank.report.run_report import write_job

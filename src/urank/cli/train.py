@@ -39,7 +39,7 @@ from urank.ray.cluster import Cluster
 from urank.storage import is_remote, refuse_taken, remove_folder, to_path
 
 if TYPE_CHECKING:  # torch is slow to load
-    from urank.ranking.settings import UrankConfig
+    from urank.ranking.urank_config import UrankConfig
     from urank.report.click_report import FitReport
 
 __all__ = ["families", "train_command"]
@@ -191,7 +191,7 @@ def train_command(
     )
     limit, cluster = Memory.parse(memory), cluster_of(engine, workers, address)
     from urank.lab.truth import read_truth  # slow to load, as all that needs torch
-    from urank.ranking.settings import UrankConfig
+    from urank.ranking.urank_config import UrankConfig
     from urank.report.click_report import print_fit
 
     checked = validate(UrankConfig, settings, str(config) if config is not None else "the model")
