@@ -18,7 +18,7 @@ from urank.errors import DataError
 from urank.learning.features import Featurizer
 from urank.model_io import load_model, save_model
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 
 __all__ = [
     "CHECKS",

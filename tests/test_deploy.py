@@ -30,7 +30,7 @@ from urank.cli import app as cli
 from urank.cli.serve import serve_command
 from urank.learning.features import Featurizer
 from urank.model_io import save_model
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.serve.feedback_export import compact
 from urank.serve.processes import GRACE_SECONDS
 from urank.serve.request_schemas import Limits

@@ -37,7 +37,6 @@ from urank.evaluation.click_quality import Quality, Reliability, quality, reliab
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
-from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
@@ -56,11 +55,12 @@ from urank.ranking.guard import Guard, GuardKind
 from urank.ranking.policies import ModelPolicy, Policy, Random
 from urank.ranking.positions import Method
 from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
+from urank.report.evaluation_report import ReferenceValues
 from urank.report.run_report import write_run
 from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
@@ -78,6 +78,8 @@ __all__ = [
     "guard_levels",
     "named_policies",
     "policies_of",
+    "policies_to_evaluate",
+    "policy_to_guard",
     "prepared",
     "run",
     "train",
@@ -87,7 +89,11 @@ TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
 Review = Callable[[FitReport, "ModelFit", Dataset], FitReport]
-Compare = Callable[[Evaluation, Sequence[Policy], Dataset, int], Evaluation]
+"""Adds to the measured quality of a click model."""
+
+Compare = Callable[[Evaluation, Sequence[Policy], Dataset, int], tuple[dict[str, Any], ReferenceValues]]
+"""Sets known utilities beside an evaluation, given its policies, data and seed; returns the JSON document and the
+values for the report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,17 +154,21 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Results of the whole job: inspection, training and evaluation."""
+    """Results of the whole job.
+
+    Attributes:
+        inspection: Inspection of the log.
+        training: Summary of the training.
+        evaluation: Estimates for every method of the model.
+        document: The evaluation and the chosen method as a JSON-serialisable dict.
+        reference: Known utilities; None without a comparison.
+    """
 
     inspection: Inspection
     training: Training
     evaluation: Evaluation
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        training = self.training
-        about = {"model": training.name, "method": training.method, "why": training.why}
-        return {**about, **self.evaluation.to_dict()}
+    document: dict[str, Any]
+    reference: ReferenceValues | None
 
 
 class URank:
@@ -523,7 +533,7 @@ def run(
         overwrite: Replace the folder if it exists.
         memory: Memory budget.
         review: As in `fit_and_save`.
-        compare: Adds to the evaluation, given the policies and the data it was made with.
+        compare: Sets known utilities beside the estimates.
         report: Progress callback.
     """
     limit_threads()
@@ -534,25 +544,27 @@ def run(
         fit, training = fit_and_save(dataset, config, folder / "model", review=review, report=report)
         seed = config.clicks.seed
         evaluation = evaluate([fit.model], dataset, config=CrossfitConfig(seed=seed), report=report)
+        document, reference = evaluation.to_dict(), None
         if compare is not None:
-            evaluation = compare(evaluation, [*policies_of(fit.model), Random()], dataset, seed)
+            document, reference = compare(evaluation, policies_to_evaluate([fit.model]), dataset, seed)
+        document = {"model": training.name, "method": training.method, "why": training.why, **document}
         report("writing the report", 0, None)
         by = "category" if "category" in log.schema.roles else "item_id"
         curves = click_curves_of(fit.clicks.model, log, by=by) if by in log.schema.roles else None
-        found = Run(inspection, training, evaluation)
-        document = json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        (folder / "evaluation.json").write_text(f"{document}\n", encoding="utf-8")
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / "evaluation.json").write_text(f"{text}\n", encoding="utf-8")
         write_run(
             folder / "report.html",
             inspection=inspection,
             fit=training.quality,
             evaluation=evaluation,
+            reference=reference,
             chosen=training.method,
             why=training.why,
             curves=curves,
             by=by,
         )
-    return found
+    return Run(inspection, training, evaluation, document, reference)
 
 
 def limit_threads() -> None:
@@ -567,7 +579,6 @@ def evaluate(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -580,22 +591,19 @@ def evaluate(
         split: the part to judge by: `test`, which no fit has looked at, or `all` for a log that is new to the models.
         estimator: see `urank.evaluation.estimators`; `auto` is doubly robust with known propensities, else Eq. 3.
         floor: least that a logged click probability counts as.
-        truth: what `urank simulate` wrote: true utilities are told beside the estimates.
         config: the evaluation's own click model.
         memory: what it may take; of a log that needs more, a sample of the queries is judged, which is told.
         report: told how far it is.
     """
     splits = _splits(split)
-    known = true_table(read_truth(truth)) if truth is not None else None
-    policies = named_policies(models, [_ranking_model(model) for model in models])
+    policies = policies_to_evaluate(models)
     with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_policies(
-            [*policies, Random()],
+            policies,
             dataset,
             splits=splits,
             estimator=estimator,
             floor=floor,
-            truth=known,
             config=config,
             report=report,
         )
@@ -611,7 +619,6 @@ def guard_levels(
     split: str = "test",
     estimator: str = "auto",
     floor: float = FLOOR,
-    truth: str | Path | None = None,
     config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -624,15 +631,11 @@ def guard_levels(
         kind: `shift`, no item moves more than so many places, or `blend`, ranks are averaged; see `Guard`.
         levels: those to judge besides the full order; shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75 when left out.
         method: score, match or ctr1; the model's own when left out.
-        split, floor, truth, config, memory, report: as in `evaluate`.
+        split, floor, config, memory, report: as in `evaluate`.
         estimator: as in `evaluate`, but for those by propensities, which cannot judge a guard.
     """
     splits = _splits(split)
-    known = true_table(read_truth(truth)) if truth is not None else None
-    policy = _ranking_model(model)
-    if isinstance(policy, RankingModel):
-        meant = policy if method is None else replace(policy, method=method)
-        policy = ModelPolicy(meant.method, meant, meant.method)
+    policy = policy_to_guard(model, method)
     with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_guard(
             policy,
@@ -642,10 +645,23 @@ def guard_levels(
             splits=splits,
             estimator=estimator,
             floor=floor,
-            truth=known,
             config=config,
             report=report,
         )
+
+
+def policies_to_evaluate(models: Sequence[URank | RankingModel | Policy | str | Path]) -> list[Policy]:
+    """Return the policies that `evaluate` compares with the logged order: those of the models, and a random order."""
+    return [*named_policies(models, [_ranking_model(model) for model in models]), Random()]
+
+
+def policy_to_guard(model: URank | RankingModel | Policy | str | Path, method: Method | None = None) -> Policy:
+    """Return the policy that `guard_levels` keeps close to the logged order."""
+    found = _ranking_model(model)
+    if isinstance(found, RankingModel):
+        chosen = found if method is None else replace(found, method=method)
+        return ModelPolicy(chosen.method, chosen, chosen.method)
+    return found
 
 
 def policies_of(model: RankingModel, *, methods: Sequence[Method] | None = None, prefix: str = "") -> list[Policy]:

@@ -15,7 +15,7 @@ from export.models import ALONE, TREES, build
 from urank.cli.export import export_command
 from urank.errors import UrankError
 from urank.model_io import save_model
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import replace
 from math import sqrt
 
@@ -50,52 +50,22 @@ UNEVEN = np.concatenate([[250.0], np.ones(750), np.zeros(249)])
     [
         (sound(known=False), None),
         (sound(known=True), None),
-        (
-            replace(sound(known=False), as_logged=np.full(1000, 1.0)),
-            "only 10 % of this policy's placements are the logged ones and propensities are not known; "
-            "the estimates rest on the click model",
-        ),
+        (replace(sound(known=False), as_logged=np.full(1000, 1.0)), "only 10 % of .* are the logged ones"),
         (replace(sound(known=True), as_logged=np.full(1000, 1.0)), None),
-        (
-            replace(sound(known=True), unseen=np.full(1000, 2.0)),
-            "20 % of this policy's placements are items that the logged list did not show, of which only the click "
-            "model tells; the ratio estimate counts nothing for them and is too low",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(4.3, 4.3**2 / 3)),
-            "only 43 % of this policy's placements could have been logged; "
-            "the rest rests on the click model, and is nothing to IPS",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(13, 13**2 / 3)),
-            "the IPS weights add up to 130 % of this policy's placements; "
-            "the propensities are too low for how the log came about",
-        ),
-        (
-            replace(sound(known=False), floored=np.full(1000, 0.7)),
-            "7 % of this policy's placements have a logged click probability below the floor; "
-            "the ratio estimate is too low",
-        ),
-        (
-            replace(sound(known=False), ratio=weighted(10, 1000 * 10**2 / 499)),
-            "by their ratio weights, this policy's 10,000 placements tell as much as 499 even ones",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(10, 1000 * 10**2 / 149)),
-            "by their IPS weights, this policy's 10,000 placements tell as much as 149 even ones",
-        ),
-        (
-            replace(sound(known=False), ratio=weighted(10, 20, clicked=UNEVEN)),
-            "one query carries 25 % of the estimate",
-        ),
-        (
-            replace(sound(known=True), ips=weighted(10, 10**2 / 3, clicked=UNEVEN)),
-            "one query carries 25 % of the estimate",
-        ),
+        (replace(sound(known=True), unseen=np.full(1000, 2.0)), "20 % of .* the logged list did not show"),
+        (replace(sound(known=True), ips=weighted(4.3, 4.3**2 / 3)), "only 43 % of .* could have been logged"),
+        (replace(sound(known=True), ips=weighted(13, 13**2 / 3)), "IPS weights add up to 130 %"),
+        (replace(sound(known=False), floored=np.full(1000, 0.7)), "7 % of .* below the floor"),
+        (replace(sound(known=False), ratio=weighted(10, 1000 * 10**2 / 499)), "ratio weights .* size of only 499$"),
+        (replace(sound(known=True), ips=weighted(10, 1000 * 10**2 / 149)), "IPS weights .* size of only 149$"),
+        (replace(sound(known=False), ratio=weighted(10, 20, clicked=UNEVEN)), "one query carries 25 %"),
+        (replace(sound(known=True), ips=weighted(10, 10**2 / 3, clicked=UNEVEN)), "one query carries 25 %"),
     ],
 )
 def test_warnings(terms: Terms, warning: str | None) -> None:
-    assert support(terms).warnings == ([] if warning is None else [warning])
+    found = support(terms).warnings
+    assert len(found) == (warning is not None)
+    assert warning is None or re.search(warning, found[0])
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -109,10 +79,9 @@ def test_few_placements_are_few_even_when_even(known: bool) -> None:
         where=np.ones((20, 1), dtype=bool),
         propensity=np.ones((20, 1)) if known else None,
     )
-    assert support(list_terms(logged, one_place)).warnings == [
-        f"by their {kind} weights, this policy's 20 placements tell as much as 20 even ones"
-        for kind in (["ratio", "IPS"] if known else ["ratio"])
-    ]
+    warnings = support(list_terms(logged, one_place)).warnings
+    assert [warning.split()[1] for warning in warnings] == (["ratio", "IPS"] if known else ["ratio"])
+    assert all(warning.endswith("an effective sample size of only 20") for warning in warnings)
 
 
 def test_chance_is_no_lack_of_coverage() -> None:
@@ -148,13 +117,6 @@ def test_support_of_a_random_log_by_hand(many: Terms) -> None:
     np.testing.assert_allclose(found.floored, many.floored.sum() / found.placements)
     carried = [clicked.max() / clicked.sum() for clicked in (many.ratio.clicked, many.ips.clicked)]
     np.testing.assert_allclose(found.largest_query, max(carried))
-
-
-def test_support_is_plain_json() -> None:
-    logged = batch(3, 1, known=True)
-    told = json.loads(json.dumps(support(list_terms(logged, policy(3, logged))).to_dict(), allow_nan=False))
-    assert told["coverage_error"] is None  # one query has none
-    assert isinstance(told["warnings"], list)
 
 
 def test_a_policy_that_places_nothing_has_no_support() -> None:

@@ -32,13 +32,10 @@ def policy(
     name: str,
     mean: float,
     difference: Comparison | None = None,
-    true: float | None = None,
-    true_logged: float = LOGGED,
     estimators: tuple[str, ...] = ("direct", "ratio", "self_normalised", "doubly_robust"),
     warnings: tuple[str, ...] = (),
 ) -> PolicyValue:
     """A policy that earns k/K of its utility on the first k positions."""
-    truth = None if true is None or difference is None else comparison(true - true_logged)
     return PolicyValue(
         name=name,
         utility={k: interval(mean * k / K) for k in CUTOFFS},
@@ -56,8 +53,6 @@ def policy(
             coverage_error=None,
             warnings=list(warnings),
         ),
-        true=None if true is None else {k: true * k / K for k in CUTOFFS},
-        true_difference=truth,
         values=np.full(3, mean),
         by_model=np.full((2, 2), mean),
     )

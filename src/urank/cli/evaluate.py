@@ -27,7 +27,7 @@ from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
 from urank.model_io import read_manifest
-from urank.pipeline import evaluate, guard_levels
+from urank.pipeline import evaluate, guard_levels, policies_to_evaluate, policy_to_guard, prepared
 from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
@@ -80,22 +80,30 @@ def evaluate_command(
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
     source, cluster = columns.source(log), engine.cluster
-    options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "memory": Memory.parse(memory)}
-    options["config"] = validate(CrossfitConfig, settings, "the evaluation")
+    compare = None
+    if truth is not None:
+        from urank.lab.truth import compare_evaluation
+
+        compare = compare_evaluation(truth)
+    config, limit = validate(CrossfitConfig, settings, "the evaluation"), Memory.parse(memory)
+    options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "config": config}
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
-    with printing.progress() as report:
+    with printing.progress() as report, prepared(source, memory=limit, report=report) as dataset:
         if cluster is None:
-            found = evaluate(models, source, truth=truth, report=report, **options)
+            found = evaluate(models, dataset, report=report, **options)
         else:
             from urank.ray.jobs import evaluate_on_ray
 
-            found = evaluate_on_ray(models, absolute(log), cluster, report=report, **options)
+            found = evaluate_on_ray(models, absolute(log), cluster, memory=limit, report=report, **options)
+        document, reference = found.to_dict(), None
+        if compare is not None:
+            document, reference = compare(found, policies_to_evaluate(models), dataset, config.seed)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
-        write_evaluation(found, html, own)
+        write_evaluation(found, html, own, reference)
     notes = [PLOTS.format(html)] if html is not None else []
-    printing.show(found.to_dict(), lambda console: print_evaluation(found, console, own), *notes)
+    printing.show(document, lambda console: print_evaluation(found, console, own, reference), *notes)
 
 
 class GuardKindName(StrEnum):
@@ -154,26 +162,26 @@ def guard_command(
 
     Example: `urank guard model prepared --html guard.html`
     """
-    source = columns.source(log)
-    with printing.progress() as report:
-        found = guard_levels(
-            model,
-            source,
-            kind=kind.value,
-            levels=None if levels is None else _levels(levels),
-            method=None if method is None else method.value,
-            split=split,
-            estimator=estimator,
-            floor=floor,
-            truth=truth,
-            config=validate(CrossfitConfig, settings, "the evaluation"),
-            memory=Memory.parse(memory),
-            report=report,
-        )
+    source, limit = columns.source(log), Memory.parse(memory)
+    config = validate(CrossfitConfig, settings, "the evaluation")
+    wanted = None if levels is None else _levels(levels)
+    known = None
+    if truth is not None:
+        from urank.lab.truth import add_true_utilities, read_truth, true_guard_utilities, true_reference
+
+        known = read_truth(truth)
+    policy = policy_to_guard(model, None if method is None else method.value)
+    options: dict[str, Any] = {"kind": kind.value, "levels": wanted, "split": split, "estimator": estimator}
+    with printing.progress() as report, prepared(source, memory=limit, report=report) as dataset:
+        found = guard_levels(policy, dataset, floor=floor, config=config, report=report, **options)
+        document, reference = found.to_dict(), None
+        if known is not None:
+            true = true_guard_utilities(found, policy, dataset, known, seed=config.seed)
+            document, reference = add_true_utilities(document, true), true_reference(true)
     if html is not None:
-        write_guard(found, html)
+        write_guard(found, html, reference)
     notes = [PLOTS.format(html)] if html is not None else []
-    printing.show(found.to_dict(), lambda console: print_guard(found, console), *notes)
+    printing.show(document, lambda console: print_guard(found, console, reference), *notes)
 
 
 def _levels(text: str) -> list[float]:

@@ -13,7 +13,7 @@ from urank.cli.train import SETTINGS
 from urank.config import validate
 from urank.memory import Memory
 from urank.pipeline import run
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.report.evaluation_report import print_evaluation
 
 __all__ = ["run_command"]
@@ -46,15 +46,15 @@ def run_command(
     checked = validate(UrankConfig, settings, "the model")
     arguments: dict[str, Any] = {"valid": valid, "test": test, "overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
-        from urank.lab.truth import review_fit
+        from urank.lab.truth import compare_evaluation, review_fit
 
-        arguments |= {"review": review_fit(truth)}
+        arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
     with printing.progress() as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)
 
     def text(console: Console) -> None:
         verdict = f"The log is {found.inspection.verdict.sentence}.\n"
         console.print(verdict, highlight=False, soft_wrap=True, markup=False)
-        print_evaluation(found.evaluation, console, found.training.method)
+        print_evaluation(found.evaluation, console, found.training.method, found.reference)
 
-    printing.show(found.to_dict(), text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")
+    printing.show(found.document, text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")

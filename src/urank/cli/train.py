@@ -24,7 +24,7 @@ from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
 from urank.pipeline import train
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.storage import absolute
 
 __all__ = ["SETTINGS", "train_command"]

@@ -1,12 +1,12 @@
-"""Figures that judge a click model by what was clicked at the logged positions.
+"""Quality of click models: log loss, AUC and calibration of predictions at the logged positions.
 
-Log loss is what training lowers: honest about ranking and calibration together. AUC sees only the order of rows, the
-expected calibration error only whether rates are met. All are pure functions of flat arrays, a row for each
-impression, and fit tens of millions of rows; `quality` gathers them over all rows and by position. A figure that the
-rows cannot tell, such as the AUC of rows without a click, is NaN.
+Log loss, the training objective, measures ranking and calibration together, AUC the order of rows only, the expected
+calibration error the rates only. All are pure functions of flat arrays, a row for each impression, and scale to tens of
+millions of rows; `quality` computes them over all rows and by position. An undefined figure, such as the AUC of rows
+without a click, is NaN.
 
-scikit-learn has log loss and AUC, the one from probabilities, which lose the small ones, and as one number; the tests
-hold these functions against it.
+scikit-learn's log loss takes probabilities, which lose precision near 0, and returns a single number; the tests compare
+with it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "table_error",
 ]
 
-# As in training (clicks.heads.click_loss): a click model that says 1 where nobody clicks loses 16, not infinity.
+# As in training (clicks.families.click_loss): predicting 1 without a click has a loss of 16, not infinity.
 _HIGHEST = -1e-7
 
 
 def log_loss_metric(log_p: NDArray[Any], click: NDArray[Any]) -> NDArray[np.float64]:
-    """Log loss of each row (Eq. 2), in log space and sound at both ends; its mean is the figure.
+    """Compute the log loss of each row (Eq. 2) in log space, numerically stable at both ends.
 
         −click · log p − (1 − click) · log(1 − p)
 
@@ -59,16 +59,16 @@ def log_loss_metric(log_p: NDArray[Any], click: NDArray[Any]) -> NDArray[np.floa
 
 
 def auc_metric(score: NDArray[Any], click: NDArray[Any]) -> float:
-    """Area under the ROC curve: how often a clicked row scores above one that was not clicked, ties counted half.
+    """Compute the area under the ROC curve: the share of pairs in which the clicked row scores higher, ties half.
 
         AUC = (|{(i, j) : s_i > s_j}| + ½ |{(i, j) : s_i = s_j}|) / (clicked · not clicked),   i clicked, j not
 
     Args:
-        score: `[rows]`, anything that rises with the click probability.
+        score: `[rows]`, any increasing function of the click probability.
         click: `[rows]`, 0 or 1.
 
     Returns:
-        From 0 to 1; NaN when all rows were clicked or none was.
+        From 0 to 1; NaN if all rows were clicked or none was.
 
     >>> auc_metric(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))  # (3 + ½) / (2 · 2)
     0.875
@@ -77,14 +77,14 @@ def auc_metric(score: NDArray[Any], click: NDArray[Any]) -> float:
     above, below = np.sort(score[clicked]), np.sort(score[~clicked])
     if len(above) == 0 or len(below) == 0:
         return float("nan")
-    # Counts, not ranks: whole numbers, so that a reversed score has exactly the rest.
+    # Integer counts, so that the AUC of a reversed score is exactly the complement.
     twice = np.searchsorted(below, above, side="left").sum() + np.searchsorted(below, above, side="right").sum()
     return int(twice) / (2 * len(above) * len(below))
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Predicted and observed click rates of bins of rows; a list entry for each bin, rising with the prediction.
+    """Predicted and observed click rates by bin, rising with the prediction.
 
     Attributes:
         predicted: mean predicted probability.
@@ -101,15 +101,15 @@ class Reliability:
 
 
 def reliability(p: NDArray[Any], click: NDArray[Any], bins: int = 15) -> Reliability:
-    """Predicted against observed rates in bins of about equally many rows, for a reliability plot.
+    """Compute predicted and observed rates in bins of about equally many rows, for a reliability plot.
 
-    Rows with the same prediction are never parted, so that the order of the rows does not matter; a model that says few
-    different things has fewer bins.
+    Rows with equal predictions share a bin, so the order of rows does not matter, and a model with few distinct
+    predictions has fewer bins.
 
     Args:
         p: `[rows]`, the predicted click probability.
         click: `[rows]`, 0 or 1.
-        bins: how many at most.
+        bins: the most bins.
 
     >>> found = reliability(np.array([0.1, 0.1, 0.6, 0.8]), np.array([0, 0, 1, 0]), bins=2)
     >>> found.predicted, found.observed, found.count
@@ -131,12 +131,12 @@ def reliability(p: NDArray[Any], click: NDArray[Any], bins: int = 15) -> Reliabi
 
 
 def expected_calibration_error(p: NDArray[Any], click: NDArray[Any], bins: int = 15) -> float:
-    """Expected calibration error (Naeini et al. 2015), over bins of about equally many rows.
+    """Compute the expected calibration error (Naeini et al. 2015), over bins of about equally many rows.
 
         ECE = Σ_bins rows in bin / rows · |mean p of the bin − click rate of the bin|
 
-    Chance alone gives a perfect model about √(2 / π) · √(rate (1 − rate) · bins / rows), so compare models on the same
-    rows only. Arguments as for `reliability`.
+    By chance, a perfect model has about √(2 / π) · √(rate (1 − rate) · bins / rows), so compare models on the same rows
+    only. Arguments as for `reliability`.
 
     >>> round(expected_calibration_error(np.array([0.1, 0.1, 0.6, 0.8]), np.array([0, 0, 1, 0]), bins=2), 4)
     0.15
@@ -152,11 +152,11 @@ def _calibration_error(bins: Reliability) -> float:
 
 @dataclass(frozen=True)
 class Quality:
-    """How good predictions are, over some rows.
+    """The quality of predictions over some rows.
 
     Attributes:
         rows, clicks: counts.
-        log_loss, auc, ece: the figures of this module.
+        log_loss, auc, ece: as computed by this module.
         predicted, observed: mean predicted probability and click rate.
         by_position: the same for the rows of each position, K entries; empty within those.
     """
@@ -171,7 +171,7 @@ class Quality:
     by_position: tuple[Quality, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, with null for what is not a finite number."""
+        """Return a JSON-serialisable dict, with None for figures that are not finite."""
         names = ("rows", "clicks", "log_loss", "auc", "ece", "predicted", "observed")
         figures = {name: getattr(self, name) for name in names}
         plain: dict[str, Any] = {name: value if isfinite(value) else None for name, value in figures.items()}
@@ -181,7 +181,7 @@ class Quality:
 def quality(
     log_p: NDArray[Any], position: NDArray[Any], click: NDArray[Any], *, positions: int, bins: int = 15
 ) -> Quality:
-    """All figures, over all rows and by position.
+    """Compute all figures, over all rows and by position.
 
     Args:
         log_p: `[rows]`, the log of the predicted click probability at the logged position.
@@ -226,7 +226,7 @@ def _quality(
 
 
 def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, Any]:
-    """How far a table is from the truth, which a simulation knows.
+    """Compute the error of a click table, given the true one of a simulation.
 
         mean absolute error = mean over items i and positions k of |exp(log_table[i, k]) − true_table[i, k]|
 
@@ -235,7 +235,7 @@ def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, 
         true_table: `[rows, K]`, the true probabilities.
 
     Returns:
-        `mean_absolute_error`, and `by_position` with the K errors that it is the mean of.
+        `mean_absolute_error`, and `by_position`, the K errors that it averages.
 
     >>> error = table_error(np.log([[0.5, 0.25]]), np.array([[0.75, 0.25]]))
     >>> error["mean_absolute_error"], error["by_position"]
@@ -246,7 +246,7 @@ def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, 
             "log_table and true_table must have the same shape [rows, K]; "
             f"got shapes {list(np.shape(log_table))} and {list(np.shape(true_table))}"
         )
-    # A column at a time, so that no second table of float64 is held.
+    # By column, to avoid a second table in float64.
     by_position = [
         float(np.abs(np.exp(predicted, dtype=np.float64) - true).mean())
         for predicted, true in zip(log_table.T, true_table.T, strict=True)
@@ -255,7 +255,7 @@ def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, 
 
 
 def _check(values: NDArray[Any], click: NDArray[Any], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values as float64 and which rows were clicked."""
+    """Validate, and return the values as float64 and which rows were clicked."""
     if np.ndim(values) != 1 or np.shape(values) != np.shape(click):
         raise ValueError(
             f"{name} and click must have the same shape [rows]; "

@@ -1,9 +1,9 @@
-"""The click models of an evaluation: fitted by query on the evaluation log itself, never on the queries they judge.
+"""Cross-fitted click models of an evaluation: trained on the evaluation log, never on the queries they evaluate.
 
-A policy that was optimised on a click table looks good by that table: it seeks out the table's errors. So an evaluation
-has click models of its own. The queries are cut into folds, and each fold is judged by a model that was trained,
-stopped and calibrated on the others; that is done several times with other cuts, and the tables are averaged, which
-takes out much of the chance in a single cut. How far models of one cut disagree tells how far they can be trusted.
+A policy that was optimised on a click table exploits the errors of that table and looks good by it. So an evaluation
+fits separate click models. The queries are split into folds, and each fold is evaluated by a model that was trained,
+stopped and calibrated on the others. This is repeated with other cuts, and the tables are averaged, which reduces the
+variance of a single cut. The difference between the models of a cut measures their variance.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ VALID_SHARE = 0.2
 def folds(
     dataset: Dataset, splits: Sequence[str], *, count: int = 2, valid: float = VALID_SHARE, seed: int = 0
 ) -> list[DatasetView]:
-    """The folds of some splits of a prepared log, by a stable hash of the query.
+    """Split some splits of a prepared log into folds by a stable hash of the query.
 
     The queries of a fold are its test split, those of the other folds its train and valid.
 
     Args:
         dataset: the prepared log.
-        splits: those whose queries are meant, as `["test"]`.
-        count: how many folds.
-        valid: share of the other folds' queries that stops and calibrates a model which the rest teaches.
+        splits: whose queries to use, as `["test"]`.
+        count: number of folds.
+        valid: share of the other folds' queries for early stopping and calibration.
         seed: of the hash.
     """
     if count < 2:
@@ -70,7 +70,7 @@ def folds(
 
 
 def fold_of(block: Block, count: int, seed: int) -> NDArray[np.int64]:
-    """The fold `[lists]` that the query of each list belongs to."""
+    """Return the fold `[lists]` of each list's query."""
     return (_hash(block, 2 * seed) % np.uint64(count)).astype(np.int64)
 
 
@@ -79,28 +79,28 @@ def _hash(block: Block, salt: int) -> NDArray[np.uint64]:
 
 
 class CrossfitConfig(Settings):
-    """How an evaluation makes its own click models."""
+    """Settings of the click models of an evaluation."""
 
-    cuts: int = Field(2, ge=1, le=100, description="times that the queries are cut in two halves, each time anew")
+    cuts: int = Field(2, ge=1, le=100, description="number of random splits of the queries into halves")
     clicks: ClickConfig = ClickConfig(families=("monotone", "pbm"))
-    seed: int = Field(0, ge=0, description="of the cuts and of all random numbers")
+    seed: int = Field(0, ge=0, description="seed of the cuts and of all random numbers")
 
 
 @dataclass(frozen=True, eq=False)
 class CrossFittedModels:
-    """Fitted click models: for each cut, one for each half, trained on the other half."""
+    """Fitted click models: for each cut and half, one trained on the other half."""
 
     models: list[list[ClickModel]]
     seed: int
 
     def tables(self, block: Block) -> NDArray[np.float64]:
-        """P(click | item, k) of the items of a block `[cuts, 2, rows, K]`, by every model."""
+        """Predict P(click | item, k) of the items of a block by every model, `[cuts, 2, rows, K]`."""
         return np.array(
             [[np.exp(model.log_ctr(block.items)) for model in cut] for cut in self.models], dtype=np.float64
         )
 
     def own(self, block: Block, tables: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The table `[rows, K]` that judges each query: the mean over the cuts of the model that did not see it."""
+        """Return the cross-fitted table `[rows, K]`: the mean over cuts of the models not trained on the query."""
         lengths = np.diff(block.offsets)
         rows = np.arange(tables.shape[2])
         chosen = []
@@ -117,9 +117,9 @@ def fit_cross_fitted(
 
     Args:
         dataset: the prepared log.
-        splits: those to judge by.
+        splits: the splits to evaluate on.
         config: settings.
-        report: told how far it is.
+        report: Progress callback.
     """
     models: list[list[ClickModel]] = []
     for number in range(config.cuts):
@@ -127,10 +127,10 @@ def fit_cross_fitted(
         for half, fold in enumerate(folds(dataset, splits, count=2, seed=config.seed + number)):
             name = f"judge {2 * number + half + 1} of {2 * config.cuts}"
 
-            def told(step: str, done: float, total: float | None, note: str = "", /, name: str = name) -> None:
+            def prefixed(step: str, done: float, total: float | None, note: str = "", /, name: str = name) -> None:
                 report(f"{name}: {step}", done, total, note)
 
             seed = config.seed + config.clicks.seed + 2 * number + half
             clicks = config.clicks.model_copy(update={"seed": seed})
-            models[-1].append(fit_clicks(fold, clicks, reference=False, report=told).model)
+            models[-1].append(fit_clicks(fold, clicks, reference=False, report=prefixed).model)
     return CrossFittedModels(models, config.seed)

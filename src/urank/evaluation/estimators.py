@@ -1,27 +1,27 @@
-"""The value of a policy from a log that another policy wrote: the mean utility per list, had it chosen the positions.
+"""Off-policy estimators of the mean utility per list of a policy, from a log of another policy.
 
-A policy gives each item of a logged list a new position k_i; the log has the item at k_i^log, clicked or not. All
-estimators assume what Eq. 1 does, that a click depends on the item and its position, not on the items around it. With
-q the click table, b the values, c the clicks, and sums over the items that have a place under the policy:
+A policy gives each item of a logged list a new position k_i; the log has the item at k_i^log, clicked or not. Like
+Eq. 1, all estimators assume that a click depends on the item and its position, not on the items around it. With q the
+click table, b the values, c the clicks, and sums over the items that have a place under the policy:
 
-| estimator         | per list                                      | right when                                   |
+| estimator         | per list                                      | unbiased if                                  |
 |-------------------|-----------------------------------------------|----------------------------------------------|
-| `direct`          | Σ q(k) b                                      | the table is                                 |
-| `ratio`           | Σ c w b,  w = q(k) / max(q(k_log), floor)     | q(k) / q(k_log) is, and no weight is floored |
-| `self_normalised` | direct · Σ c w b / Σ q(k_log) w b             | the table is, up to one constant factor      |
+| `direct`          | Σ q(k) b                                      | the table is right                           |
+| `ratio`           | Σ c w b,  w = q(k) / max(q(k_log), floor)     | q(k) / q(k_log) is, no weight is floored     |
+| `self_normalised` | direct · Σ c w b / Σ q(k_log) w b             | the table is, up to a constant factor        |
 | `doubly_robust`   | direct + Σ w' (c − q(k_log)) b                | the table is, or the propensities are        |
 | `ips`             | Σ w' c b,  w' = 1[k = k_log] / propensity     | the propensities are                         |
 | `snips`           | Σ w' c b · placed / Σ w'                      | the propensities are, and queries are many   |
 
-`ratio` is Eq. 3 of the paper. A floored weight makes it too low; `self_normalised` divides it by what it would be if
-clicks came as modelled, which takes that out. An item that the policy shows and the log did not also makes it too low:
-it has no click, w = 0 and q(k_log) = 0, and only the estimators that add `direct` count it, by the table alone. Without
-propensities, `doubly_robust` has the floored w for w' and is `ratio` without the bias of the floor, not robust to a
-wrong table.
+`ratio` is Eq. 3 of the paper. Floored weights bias it downwards; `self_normalised` divides it by its expectation under
+the model, which removes this bias. Items that the policy shows and the log did not also bias it downwards: they have no
+click, w = 0 and q(k_log) = 0, and only the estimators with the term `direct` count them, by the table alone. Without
+propensities, `doubly_robust` uses the floored w for w' and is `ratio` without the bias of the floor, but not robust to
+a wrong table.
 
-Per-list sums of these terms (`list_terms`) are all that any estimator needs. Lists of one query are not independent,
-so their terms are added up (`Terms.by`), and `query_values` makes one value per query, for `stats`. Whether the log can
-tell at all, the module `support` says.
+All estimators are functions of per-list sums (`list_terms`). Lists of one query are not independent, so their terms are
+summed (`Terms.by`), and `query_values` returns one value per query for `urank.evaluation.intervals`. Whether the log
+contains enough evidence is checked by `urank.evaluation.policy_evaluation.support`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ __all__ = [
 ESTIMATORS = ("direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips")
 
 Sums = NDArray[np.float64]
-Part = TypeVar("Part", "Terms", "Weighted")
+TermsT = TypeVar("TermsT", "Terms", "Weighted")
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedBatch:
-    """A batch of logged lists, with the click model that judges policies on it.
+    """A batch of logged lists with the click table of the evaluation.
 
     Args:
         table: `[B, n, K]`, P(click | item, k) by the click model of the evaluation.
         position: `[B, n]`, the logged position of each item, from 1 up. Below position K it was not shown.
-        click: `[B, n]`, 0 or 1; 0 of what was not shown.
+        click: `[B, n]`, 0 or 1; 0 for items that were not shown.
         value: `[B, n]`, the value b_i of a click on each item.
         where: `[B, n]`, true where there is an item.
-        propensity: `[B, n]`, P(item at its logged position | query), known by the design of the logging; None if not.
-            What it says of an item that was not shown is not looked at.
+        propensity: `[B, n]`, P(item at its logged position | query), known by the design of the logging; None if
+            absent. Ignored for items that were not shown.
     """
 
     table: NDArray[Any]
@@ -102,7 +102,7 @@ class Weighted:
 
     Args:
         clicked: Σ c w b.
-        modelled: Σ q(k_log) w b, the same if clicks came as modelled.
+        modelled: Σ q(k_log) w b, the expectation of `clicked` under the model.
         weight: Σ w.
         weight_squared: Σ w².
     """
@@ -120,13 +120,13 @@ class Terms:
     Args:
         lists: how many lists.
         logged_value: Σ c b as logged, down to the cutoff.
-        placed: how many items have a place under the policy; those that follow are over these items.
+        placed: how many items have a place under the policy; all further sums are over these items.
         as_logged: how many have the place they were logged at.
         floored: how many have a logged click probability below the floor.
         unseen: how many the logged list did not show.
         direct: Σ q(k) b.
         ratio: with the weights q(k) / max(q(k_log), floor).
-        ips: with the weights 1[k = k_log] / propensity; None when propensities are not known.
+        ips: with the weights 1[k = k_log] / propensity; None without propensities.
     """
 
     lists: Sums
@@ -140,11 +140,11 @@ class Terms:
     ips: Weighted | None
 
     def by(self, group: NDArray[Any], groups: int) -> Terms:
-        """The sums over the lists of each group, `[groups]`.
+        """Sum over the lists of each group, `[groups]`.
 
         Args:
-            group: `[B]`, the number of the query that each list belongs to, 0 … groups − 1.
-            groups: how many queries; one without any list adds nothing to any estimate.
+            group: `[B]`, the index of each list's query, 0 … groups − 1.
+            groups: number of queries; one without lists does not affect any estimate.
         """
         if np.shape(group) != self.lists.shape or not np.issubdtype(group.dtype, np.integer):
             raise ValueError(
@@ -157,25 +157,25 @@ class Terms:
         return _combine([self], lambda sums: np.bincount(index, weights=sums[0], minlength=groups))
 
     def __add__(self, other: Terms) -> Terms:
-        """Entry by entry: the terms of the same queries from two parts of a log."""
+        """Add elementwise: the terms of the same queries from two parts of a log."""
         return _combine([self, other], lambda sums: sums[0] + sums[1])
 
     @staticmethod
     def concatenate(parts: Sequence[Terms]) -> Terms:
-        """The terms of all lists of all parts, in order."""
+        """Concatenate the terms of all parts, in order."""
         if len(parts) == 0:
-            raise ValueError("parts must hold at least one Terms; got none")
+            raise ValueError("parts must contain at least one Terms; got none")
         return _combine(parts, np.concatenate)
 
     def to_array(self) -> NDArray[np.float64]:
-        """All sums, a row for each, `[sums, B]`."""
+        """Return all sums, a row for each, `[sums, B]`."""
         rows: list[Sums] = []
         _combine([self], lambda sums: rows.append(sums[0]))
         return np.stack(rows)
 
     @staticmethod
     def from_array(array: NDArray[np.float64]) -> Terms:
-        """What `to_array` gave.
+        """Invert `to_array`.
 
         >>> terms = Terms(*np.eye(7), Weighted(*np.ones((4, 7))), None)
         >>> bool((Terms.from_array(terms.to_array()).direct == terms.direct).all())
@@ -189,19 +189,19 @@ class Terms:
 def list_terms(
     logged: LoggedBatch, positions: NDArray[Any], *, cutoff: int | None = None, floor: float = FLOOR
 ) -> Terms:
-    """The terms of each list for a policy.
+    """Compute the terms of each list for a policy.
 
     Args:
         logged: B lists.
         positions: `[B, n]`, the 1-based position that the policy gives each item; no place when above min(K, cutoff).
-        cutoff: count only this many first positions; all K when not given.
-        floor: the least that a logged click probability counts as in the ratio weights.
+        cutoff: count only this many first positions; all K by default.
+        floor: lower bound of a logged click probability in the ratio weights.
 
     The two apps of the introduction, logged in order, the second clicked; the policy swaps them.
 
     >>> table = np.array([[[0.50, 0.48], [0.45, 0.30]]])
     >>> order, click = np.array([[1, 2]]), np.array([[0, 1]])
-    >>> logged = Logged(table, order, click, value=np.ones((1, 2)), where=np.ones((1, 2), dtype=bool))
+    >>> logged = LoggedBatch(table, order, click, value=np.ones((1, 2)), where=np.ones((1, 2), dtype=bool))
     >>> terms = list_terms(logged, np.array([[2, 1]]))
     >>> terms.direct.round(2).tolist(), terms.ratio.clicked.round(2).tolist()  # 0.48 + 0.45, 1 · 0.45 / 0.30
     ([0.93], [1.5])
@@ -215,7 +215,7 @@ def list_terms(
     expected = utility_of_items(table, logged.position, value=logged.value, where=where)
     inverse, floored = inverse_logged(table, logged.position, where=where, floor=floor)
     ratio = utility_of_items(table, positions, where=where, cutoff=cutoff) * inverse
-    # 1 before the division: what stands in the padding of `propensity` means nothing and may be 0.
+    # 1 before the division: the padding of `propensity` is arbitrary and may be 0.
     ips = None if logged.propensity is None else as_logged / np.where(as_logged, logged.propensity, 1.0)
     return Terms(
         lists=np.ones(len(where)),
@@ -231,7 +231,7 @@ def list_terms(
 
 
 def needs_propensity(estimator: str) -> bool:
-    """Whether an estimator cannot do without the propensity of each logged position.
+    """Return whether an estimator needs the propensity of each logged position.
 
     >>> [name for name in ESTIMATORS if needs_propensity(name)]
     ['ips', 'snips']
@@ -242,25 +242,25 @@ def needs_propensity(estimator: str) -> bool:
 
 
 def query_values(terms: Terms, estimator: str) -> NDArray[np.float64]:
-    """One value per query whose mean is the estimate of the mean utility per list.
+    """Return one value per query whose mean is the estimate of the mean utility per list.
 
     With S_q the sum over the n_q lists of query q, the mean per list is μ = Σ S / Σ n, and the values are
 
         ψ_q = μ + (S_q − μ n_q) / mean(n)
 
-    Their mean is μ, and their variance over Q is its cluster-robust variance (the delta method). Estimators with more
-    than one sum above and below the line are linearised in the same way.
+    Their mean is μ, and their variance over Q is its cluster-robust variance (the delta method). Estimators with
+    several sums in numerator and denominator are linearised in the same way.
 
     Args:
         terms: one entry for each query.
         estimator: one of `ESTIMATORS`.
 
     Returns:
-        `[Q]`; all NaN when the log cannot say: `snips` when no placement is the logged one, `self_normalised` when the
-        table rules out a click on all placed items where they were logged.
+        `[Q]`; all NaN if the estimate is undefined: `snips` if no placement is the logged one, `self_normalised` if the
+        table excludes clicks on all placed items where they were logged.
 
     >>> table, mask = np.array([[[0.5]], [[0.2]], [[0.3]]]), np.ones((3, 1), dtype=bool)
-    >>> logged = Logged(table, np.array([[1], [1], [1]]), np.zeros((3, 1)), np.ones((3, 1)), mask)
+    >>> logged = LoggedBatch(table, np.array([[1], [1], [1]]), np.zeros((3, 1)), np.ones((3, 1)), mask)
     >>> terms = list_terms(logged, logged.position).by(np.array([0, 1, 1]), 2)  # two queries, the second with two lists
     >>> query_values(terms, "direct").round(3).tolist()  # μ = 1/3:  μ + (0.5 − μ) / 1.5,  μ + (0.5 − 2 μ) / 1.5
     [0.444, 0.222]
@@ -282,26 +282,26 @@ def query_values(terms: Terms, estimator: str) -> NDArray[np.float64]:
 
 
 def logged_values(terms: Terms) -> NDArray[np.float64]:
-    """What the logged order earned, in the form of `query_values`: the baseline of any policy on the same queries."""
+    """Return the observed values of the logged order, in the form of `query_values`: the baseline of all policies."""
     return linearised([terms.logged_value], [terms.lists])
 
 
 def linearised(above: Sequence[Sums], below: Sequence[Sums]) -> NDArray[np.float64]:
-    """Values `[Q]` with the mean θ = Π mean(a) / Π mean(b) and, over √Q, its standard error by the delta method.
+    """Return values `[Q]` with mean θ = Π mean(a) / Π mean(b) and, over √Q, its standard error by the delta method.
 
         ψ_q = θ + Σ_a ∂θ/∂mean(a) · (a_q − mean(a)) − Σ_b θ / mean(b) · (b_q − mean(b))
 
-    Where nothing stands below the line, they are 0 when nothing stands above it either, and NaN otherwise.
+    If the denominator is 0, they are 0 if the numerator is 0 too, and NaN otherwise.
 
     Args:
-        above: sums of each query, `[Q]`, whose means are multiplied.
-        below: sums of each query, `[Q]`, by whose means the product is divided.
+        above: the factors of the numerator, sums by query `[Q]`.
+        below: the factors of the denominator, sums by query `[Q]`.
 
     >>> linearised([np.array([3.0, 1.0])], [np.array([1.0, 3.0])]).tolist()  # 4/4:  1 + (3 − 1) / 2,  1 + (1 − 3) / 2
     [2.0, 0.0]
     """
     if len(below[-1]) == 0:
-        raise ValueError("terms must hold at least one query; got none")
+        raise ValueError("terms must contain at least one query; got none")
     tops, bottoms = np.array([a.mean() for a in above]), np.array([b.mean() for b in below])
     if (bottoms == 0).any():
         return np.full(len(below[-1]), nan if tops.any() else 0.0)
@@ -315,8 +315,8 @@ def linearised(above: Sequence[Sums], below: Sequence[Sums]) -> NDArray[np.float
     return values
 
 
-def _combine(parts: Sequence[Part], together: Callable[[list[Sums]], Any]) -> Part:
-    """Field by field, also of the fields of a field."""
+def _combine(parts: Sequence[TermsT], together: Callable[[list[Sums]], Any]) -> TermsT:
+    """Combine terms field by field, recursively."""
     combined: dict[str, Any] = {}
     for field in fields(parts[0]):
         each = [found for part in parts if (found := getattr(part, field.name)) is not None]

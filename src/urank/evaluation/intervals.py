@@ -1,13 +1,7 @@
-"""Intervals that also count the chance in the click models of an evaluation, not only that in the clicks it judges.
+"""Confidence intervals and paired tests of means over queries, and the variance that click models add to them.
 
-A model that was fitted on other clicks would give another estimate. For each cut of the queries there are two models
-from halves that have no query in common, so θ_1 and θ_2, the estimates by each alone, are independent, and
-
-    (θ_1 − θ_2)² / 4
-
-is, in expectation, the variance that the models add to the mean of both. It is averaged over the cuts. The variance of
-an estimate is that over queries plus this; its degrees of freedom are Satterthwaite's. What all models get wrong alike
-is not in it: for that see `specification`.
+An estimate varies with the queries it is computed on (`normal_interval`, `bootstrap_interval`, `paired`) and with the
+click models it uses (`model_variance`, `add_model_variance`). `holm` adjusts p-values for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -32,14 +26,16 @@ __all__ = [
     "paired",
 ]
 
-_BLOCKS = 10_000  # the most values that one resample draws
+IntervalT = TypeVar("IntervalT", bound="Interval")
+
+_BLOCKS = 10_000  # most values that one resample draws
 _DRAWS_AT_ONCE = 2**20
-_ROUNDING = 1e-12  # what is smaller than this, measured by the largest value, is rounding
+_ROUNDING = 1e-12  # relative to the largest value; anything smaller is rounding
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of `n` queries, its standard error, and the ends of its confidence interval."""
+    """The mean over `n` queries, its standard error, and the ends of its confidence interval."""
 
     mean: float
     error: float
@@ -47,29 +43,25 @@ class Interval:
     high: float
     n: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, with null for what is not a finite number."""
-        return {name: figure if isfinite(figure) else None for name, figure in asdict(self).items()}
-
 
 @dataclass(frozen=True)
 class Comparison(Interval):
-    """The mean difference of two policies over `n` queries, its interval, and how likely chance alone makes it so."""
+    """The mean difference of two policies over `n` queries, its interval, and the p-value of the paired test."""
 
     p_value: float
 
 
 def normal_interval(values: NDArray[Any], level: float = 0.95) -> Interval:
-    """The interval of a mean by the quantiles of Student's t with Q − 1 degrees of freedom.
+    """Compute the interval of a mean by Student's t with Q − 1 degrees of freedom.
 
         mean ± t · s / √Q,      s² = Σ_q (x_q − mean)² / (Q − 1)
 
-    It is exact for normal values and, at a few hundred queries, close for most others. Few and skewed values, such as
-    revenue when few queries earn any, want `bootstrap_interval`.
+    It is exact for normal values and, at a few hundred queries, close for most others. For few and skewed values, such
+    as revenue when few queries earn any, use `bootstrap_interval`.
 
     Args:
         values: `[Q]`, one for each query.
-        level: how often such an interval covers the true mean.
+        level: confidence level.
 
     >>> normal_interval(np.array([1.0, 2.0, 3.0]))  # s = 1, error = 1/√3
     Interval(mean=2.0, error=0.577..., low=-0.484..., high=4.484..., n=3)
@@ -83,29 +75,29 @@ def normal_interval(values: NDArray[Any], level: float = 0.95) -> Interval:
 def bootstrap_interval(
     values: NDArray[Any], level: float = 0.95, *, rng: np.random.Generator | int, resamples: int = 2000
 ) -> Interval:
-    """The interval of a mean by the studentised bootstrap (Efron 1979; Hall, Annals of Statistics 1988).
+    """Compute the interval of a mean by the studentised bootstrap (Efron 1979; Hall, Annals of Statistics 1988).
 
         [mean − t*_high · s / √Q,  mean − t*_low · s / √Q],      t* = (mean* − mean) / (s* / √Q)
 
     where t*_low and t*_high are the quantiles of t* over resamples of Q queries with replacement. Of the usual kinds it
-    is the one that follows skewness best: on 200 queries of which a tenth earn log-normal revenue, intervals of 95 %
-    covered the mean in 94 % of our trials, against 91 % by BCa, 89 % by percentiles and 88 % by Student's t.
-    An end is infinite when so many resamples hold one value only (one query with a click out of twenty, say) that the
-    queries do not bound the mean.
+    handles skewness best: on 200 queries of which a tenth earn log-normal revenue, intervals of 95 % covered the mean
+    in 94 % of our trials, against 91 % by BCa, 89 % by percentiles and 88 % by Student's t. An end is infinite when so
+    many resamples contain a single distinct value (one query with a click out of twenty, say) that the queries do not
+    bound the mean.
 
-    Above 10,000 queries, the deviations from the mean are first added up in 10,000 random blocks, which leaves the
-    skewness of the mean, and with it t*, as it is. So the time is O(Q + resamples · min(Q, 10,000)), under a
-    second with the defaults, and the memory O(Q).
+    Above 10,000 queries, the deviations from the mean are first summed in 10,000 random blocks, which preserves the
+    skewness of the mean and with it t*. So the time is O(Q + resamples · min(Q, 10,000)), under a second with the
+    defaults, and the memory O(Q).
 
     Args:
         values: `[Q]`, one for each query; the differences of two policies for a paired interval.
-        level: how often such an interval covers the true mean.
+        level: confidence level.
         rng: a generator or a seed.
-        resamples: how many; the ends move from seed to seed by about 6 % of the standard error at 2000.
+        resamples: how many; at 2000 the ends vary by about 6 % of the standard error from seed to seed.
 
     >>> few_earn = np.repeat([0.0, 1.0, 8.0], [30, 9, 1])
     >>> interval = bootstrap_interval(few_earn, rng=7)
-    >>> interval.high - interval.mean > 1.5 * (interval.mean - interval.low)  # the long tail may yet hold more
+    >>> interval.high - interval.mean > 1.5 * (interval.mean - interval.low)  # skewed to the right
     True
     """
     tail = _tail(level)
@@ -125,27 +117,27 @@ def bootstrap_interval(
 
 
 def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
-    """How much more `a` has than `b` on the same queries: the mean difference, its interval, the paired t-test.
+    """Compare two policies on the same queries: the mean difference, its interval, and the paired t-test.
 
         d_q = a_q − b_q,      p = P(|T| ≥ |mean(d)| / error(d)),  T of Student's t with Q − 1 degrees of freedom
 
-    What makes a query rich or poor is in both and cancels, so that two policies can be told apart long before their
-    own intervals part. Queries in which either has no value (NaN) are left out. Two policies that never differ have
-    p = 1 and the interval [0, 0]; a difference that never varies has p = 0.
+    Variation between queries that affects both policies cancels, so two policies can differ significantly although
+    their own intervals overlap. Queries in which either has no value (NaN) are left out. Two policies that never differ
+    have p = 1 and the interval [0, 0]; a difference that never varies has p = 0.
 
     Args:
         a: `[Q]`, one value for each query.
         b: `[Q]`, the same queries in the same order.
-        level: how often such an interval covers the true difference.
+        level: confidence level.
 
     >>> paired(np.array([3.0, 5.0, 4.0]), np.array([2.0, 3.0, 1.0])).p_value  # mean 2, error 1/√3, 2 degrees of freedom
     0.0741...
     """
     if np.shape(a) != np.shape(b):
-        raise ValueError(f"a and b must hold the same queries; got shapes {list(np.shape(a))} and {list(np.shape(b))}")
+        raise ValueError(f"a and b must cover the same queries; got shapes {list(np.shape(a))} and {list(np.shape(b))}")
     largest = max(np.abs(_counted(each, name)).max(initial=0) for each, name in ((a, "a"), (b, "b")))
     difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    # Two ways to compute one thing differ by rounding, of which a test would make a finding.
+    # Rounding differences between two ways to compute the same value are not significant.
     difference[np.abs(difference) <= _ROUNDING * largest] = 0.0
     interval = normal_interval(difference, level)
     if interval.n < 2:
@@ -158,12 +150,12 @@ def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
 
 
 def holm(p_values: Sequence[float] | NDArray[Any]) -> NDArray[np.float64]:
-    """P-values adjusted for having made several comparisons (Holm, Scandinavian Journal of Statistics 1979).
+    """Adjust p-values for multiple comparisons (Holm, Scandinavian Journal of Statistics 1979).
 
         adjusted_(j) = min(1, max_{i ≤ j} (m − i + 1) · p_(i))      with p_(1) ≤ … ≤ p_(m)
 
-    Call those differences real whose adjusted p-value is below 0.05, and the chance that any of them is not is at most
-    0.05, whatever the dependence between them. NaN stays NaN and does not count as a comparison.
+    Rejecting where the adjusted p-value is below 0.05 keeps the family-wise error rate at 0.05, whatever the dependence
+    between the tests. NaN stays NaN and does not count as a comparison.
 
     Args:
         p_values: `[m]`, from 0 to 1.
@@ -177,13 +169,55 @@ def holm(p_values: Sequence[float] | NDArray[Any]) -> NDArray[np.float64]:
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1:
         raise ValueError(f"p_values must have shape [m]; got shape {list(p.shape)}")
-    told = np.flatnonzero(~np.isnan(p))
-    if (outside := (p[told] < 0) | (p[told] > 1)).any():
-        raise ValueError(f"p_values must be from 0 to 1; got {p[told][outside][0]}")
-    rising = told[np.argsort(p[told], kind="stable")]
+    given = np.flatnonzero(~np.isnan(p))
+    if (outside := (p[given] < 0) | (p[given] > 1)).any():
+        raise ValueError(f"p_values must be from 0 to 1; got {p[given][outside][0]}")
+    rising = given[np.argsort(p[given], kind="stable")]
     adjusted = p.copy()
     adjusted[rising] = np.minimum(1.0, np.maximum.accumulate(np.arange(len(rising), 0, -1) * p[rising]))
     return adjusted
+
+
+def model_variance(estimates: NDArray[np.float64]) -> float:
+    """Estimate the variance that cross-fitted models add to an estimate.
+
+    Models fitted on other clicks would give another estimate. For each cut of the queries there are two models from
+    halves without a common query, so θ_1 and θ_2, the estimates by each alone, are independent, and
+
+        (θ_1 − θ_2)² / 4
+
+    is, in expectation, the variance that the models add to the mean of both. It is averaged over the cuts. An error
+    that all models share is not included: see `urank.evaluation.policy_evaluation.CalibrationTest`.
+
+    Args:
+        estimates: `[cuts, 2]`, the estimate by each model alone.
+
+    >>> round(model_variance(np.array([[0.5, 0.7], [0.6, 0.6]])), 6)
+    0.005
+    """
+    return float(np.mean((estimates[:, 0] - estimates[:, 1]) ** 2) / 4)
+
+
+def add_model_variance(found: IntervalT, variance: float, cuts: int, level: float = 0.95) -> IntervalT:
+    """Widen an interval over queries by the variance of the models, with Satterthwaite's degrees of freedom.
+
+    Args:
+        found: an interval over queries.
+        variance: as returned by `model_variance`.
+        cuts: the number of cuts it was averaged over, its degrees of freedom.
+        level: confidence level.
+    """
+    own = found.error**2
+    total = own + variance
+    if not isfinite(total) or variance == 0 or found.n < 2:
+        return found
+    degrees = total**2 / (own**2 / (found.n - 1) + variance**2 / cuts)
+    error = float(np.sqrt(total))
+    half = float(stdtrit(degrees, (1 + level) / 2)) * error
+    wider = replace(found, error=error, low=found.mean - half, high=found.mean + half)
+    if isinstance(wider, Comparison):
+        return replace(wider, p_value=float(2 * stdtr(degrees, -abs(found.mean) / error)))
+    return wider
 
 
 def _tail(level: float) -> float:
@@ -193,7 +227,7 @@ def _tail(level: float) -> float:
 
 
 def _counted(values: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """The values of the queries that have one."""
+    """Return the values that are not NaN."""
     if np.ndim(values) != 1:
         raise ValueError(f"{name} must have shape [Q]; got shape {list(np.shape(values))}")
     numbers = np.asarray(values, dtype=np.float64)
@@ -207,16 +241,15 @@ def _mean_and_error(counted: NDArray[np.float64]) -> tuple[float, float, int]:
     if n < 2:
         return float(counted[0]) if n == 1 else nan, nan, n
     spread = float(counted.std(ddof=1))
-    # Values that are all the same have a spread of some 1e-17, by which nothing may be divided.
+    # Equal values have a spread of some 1e-17, which must not be used as a divisor.
     return float(counted.mean()), spread / n**0.5 if spread > _ROUNDING * np.abs(counted).max() else 0.0, n
 
 
 def _in_blocks(deviations: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """At most 10,000 deviations whose mean is, up to a factor that t has not, as skewed as the mean of those given.
+    """Sum deviations in at most 10,000 random blocks, which preserves the skewness of their mean.
 
     The skewness of a mean of Q values is γ / √Q. A block of s values has the skewness γ / √s, and the mean of the Q / s
-    blocks has γ / √s / √(Q / s), the same. Blocks that hold one value more than others need no care, since the
-    deviations of all add up to 0.
+    blocks has γ / √s / √(Q / s), the same. Blocks may differ in size by one, since all deviations sum to 0.
     """
     if len(deviations) <= _BLOCKS:
         return deviations
@@ -225,7 +258,7 @@ def _in_blocks(deviations: NDArray[np.float64], rng: np.random.Generator) -> NDA
 
 
 def _resampled_t(deviations: NDArray[np.float64], rng: np.random.Generator, resamples: int) -> NDArray[np.float64]:
-    """t* of each resample, `[resamples]`; infinite where a resample holds one value only, and that is not the mean."""
+    """Return t* of each resample, `[resamples]`; infinite where a resample is constant and differs from the mean."""
     Q = len(deviations)
     at_once = max(1, _DRAWS_AT_ONCE // Q)
     least = _ROUNDING * np.abs(deviations).max()
@@ -238,37 +271,3 @@ def _resampled_t(deviations: NDArray[np.float64], rng: np.random.Generator, resa
         np.divide(mean * Q**0.5, spread, out=t, where=varies)
         parts.append(t)
     return np.concatenate(parts)
-
-
-Kind = TypeVar("Kind", bound=Interval)
-
-
-def model_variance(estimates: NDArray[np.float64]) -> float:
-    """The variance that the models add to an estimate, from the estimates by each `[cuts, 2]`.
-
-    >>> round(disagreement(np.array([[0.5, 0.7], [0.6, 0.6]])), 6)
-    0.005
-    """
-    return float(np.mean((estimates[:, 0] - estimates[:, 1]) ** 2) / 4)
-
-
-def add_model_variance(found: Kind, variance: float, cuts: int, level: float = 0.95) -> Kind:
-    """The same estimate with the variance of the models added to its own.
-
-    Args:
-        found: an interval over queries.
-        variance: what `disagreement` gave.
-        cuts: how many cuts that was averaged over, its degrees of freedom.
-        level: how often the interval shall cover the truth.
-    """
-    own = found.error**2
-    total = own + variance
-    if not isfinite(total) or variance == 0 or found.n < 2:
-        return found
-    degrees = total**2 / (own**2 / (found.n - 1) + variance**2 / cuts)
-    error = float(np.sqrt(total))
-    half = float(stdtrit(degrees, (1 + level) / 2)) * error
-    wider = replace(found, error=error, low=found.mean - half, high=found.mean + half)
-    if isinstance(wider, Comparison):
-        return replace(wider, p_value=float(2 * stdtr(degrees, -abs(found.mean) / error)))
-    return wider

@@ -1,15 +1,15 @@
-"""Metrics of an order: relevance-based (MAP, nDCG, MRR) and utility-based (#Click, CTR, utility@k).
+"""Ranking metrics: by relevance (average precision, nDCG) and by expected clicks (#Click, CTR).
 
 Every metric is a pure function of an order, `positions[B, n]`: the 1-based position that a policy gave each item of a
-padded list, distinct within a list, gaps allowed. It returns one value per query, `[B]`, in float64; `mean_metric` and
-the intervals derive from those. An empty slot counts as a position that holds nothing: an item at position 3 is
-discounted as third, whatever stands above it. Positions above the cutoff do not count.
+padded list, distinct within a list, gaps allowed. It returns one value per query, `[B]`, in float64. A gap counts as an
+empty slot: an item at position 3 is discounted as third even if nothing is above it. Positions beyond the cutoff do not
+count.
 
-A query without any relevant item has no nDCG, average precision or reciprocal rank. `empty` says what it counts as:
-"skip" (NaN, which `mean_metric` leaves out), "zero" or "one". Toolkits differ in this, so say it beside every figure.
+A query without any relevant item has no nDCG or average precision; `empty` decides what it counts as: "skip" (NaN),
+"zero" or "one". Toolkits differ in this, so report it beside every figure.
 
-scikit-learn has nDCG and average precision, without mask, cutoff for the latter or values per query; the tests hold
-these functions against it.
+scikit-learn has nDCG and average precision, but without mask, cutoff for the latter or values per query; the tests
+compare with it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from urank.ranking.utility import check_cutoff, check_order, has_place, utility
 
 __all__ = [
     "Empty",
-    "Gain",
+    "GainKind",
     "average_precision_metric",
     "clicks_metric",
     "ctr_metric",
-    "mean_metric",
     "ndcg_metric",
-    "reciprocal_rank_metric",
-    "utility_metric",
 ]
 
 Empty = Literal["skip", "zero", "one"]
-Gain = Literal["exponential", "linear"]
+GainKind = Literal["exponential", "linear"]
 
 _VALUE_OF_EMPTY = {"skip": np.nan, "zero": 0.0, "one": 1.0}
 
-# 2^1000 is near the end of float64; only a price or an id taken for a relevance label goes past it.
+# 2^1000 is near the largest float64; only a price or an id mistaken for a relevance label exceeds it.
 _MOST_RELEVANT = 1000
 
 
@@ -51,21 +48,21 @@ def average_precision_metric(
     cutoff: int | None = None,
     empty: Empty = "skip",
 ) -> NDArray[np.float64]:
-    """Average precision: the mean, over the relevant items, of the precision at their position; its mean is MAP.
+    """Compute average precision, the mean over the relevant items of the precision at their position; its mean is MAP.
 
         AP = 1 / min(R, cutoff) · Σ_{i relevant, k_i ≤ cutoff} |{j relevant : k_j ≤ k_i}| / k_i
 
-    with R the number of relevant items of the list. With a cutoff, the sum is divided by the most that an order can
-    reach, as in nDCG, so that the ideal order always has 1; `map_cut` of trec_eval divides by R. MAP is reported in
-    Section 5.4, which names no cutoff and no threshold.
+    with R the number of relevant items of the list. With a cutoff, the sum is divided by its largest possible value, as
+    in nDCG, so that the ideal order always has 1; `map_cut` of trec_eval divides by R. Section 5.4 reports MAP without
+    naming a cutoff or a threshold.
 
     Args:
         positions: `[B, n]`, the 1-based position k_i of each item.
         relevance: `[B, n]`, the label of each item, from 0 up.
-        where: `[B, n]`, true where there is an item; all true when not given.
+        where: `[B, n]`, true where there is an item; all by default.
         threshold: an item is relevant when its label is at least this.
-        cutoff: count only this many first positions; all when not given.
-        empty: what a query without any relevant item counts as: "skip" (NaN), "zero" or "one".
+        cutoff: count only this many first positions; all by default.
+        empty: the value of a query without any relevant item: "skip" (NaN), "zero" or "one".
 
     Returns:
         `[B]`, from 0 to 1.
@@ -73,8 +70,10 @@ def average_precision_metric(
     >>> average_precision_metric(np.array([[1, 2, 4]]), np.array([[1, 0, 2]])).tolist()  # (1/1 + 2/4) / 2
     [0.75]
     """
-    places, relevant = _places_and_relevant(positions, relevance, where, threshold, cutoff)
-    # The j-th relevant item from the top stands at sorted_places[j - 1] and has j relevant items down to its place.
+    mask = check_order(positions, where)
+    relevant = mask & (_check_relevance(relevance, mask) >= threshold)
+    places = _places(positions, mask, cutoff)
+    # The j-th relevant item from the top is at sorted_places[j - 1], with j relevant items down to its place.
     sorted_places = np.sort(np.where(relevant, places, np.inf), axis=-1)
     precision = np.arange(1, sorted_places.shape[1] + 1) / sorted_places
     most = relevant.sum(axis=-1) if cutoff is None else np.minimum(relevant.sum(axis=-1), cutoff)
@@ -87,23 +86,23 @@ def ndcg_metric(
     *,
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = 10,
-    gain: Gain = "exponential",
+    gain: GainKind = "exponential",
     empty: Empty = "skip",
 ) -> NDArray[np.float64]:
-    """Normalised discounted cumulative gain; nDCG in Section 5.4 is nDCG@10.
+    """Compute normalised discounted cumulative gain; nDCG in Section 5.4 is nDCG@10.
 
         nDCG = DCG / ideal DCG,      DCG = Σ_{k_i ≤ cutoff} gain(y_i) / log₂(1 + k_i)
 
-    with gain(y) = 2^y − 1 ("exponential") or y ("linear"). The ideal DCG is that of all items of the list sorted by
-    label, cut at the same cutoff, also when the order left some of them without a place.
+    with gain(y) = 2^y − 1 ("exponential") or y ("linear"). The ideal DCG sorts all items of the list by
+    label and applies the same cutoff, even if the order leaves some of them without a place.
 
     Args:
         positions: `[B, n]`, the 1-based position k_i of each item.
         relevance: `[B, n]`, the label y_i of each item, from 0 up.
-        where: `[B, n]`, true where there is an item; all true when not given.
+        where: `[B, n]`, true where there is an item; all by default.
         cutoff: count only this many first positions; all when None.
         gain: "exponential" or "linear".
-        empty: what a query without any item of label above 0 counts as: "skip" (NaN), "zero" or "one".
+        empty: the value of a query without any label above 0: "skip" (NaN), "zero" or "one".
 
     Returns:
         `[B]`, from 0 to 1.
@@ -119,36 +118,11 @@ def ndcg_metric(
     discounts = 1 / np.log2(1 + _places(positions, mask, cutoff))
     ideal_gains = _descending(gains)[:, :cutoff]
     ideal_discounts = 1 / np.log2(1 + np.arange(1, ideal_gains.shape[1] + 1))
-    # The ideal terms fall from first to last. Summed likewise, those of an ideal order give exactly 1; the minimum
-    # takes off what rounding adds to an order that is all but ideal.
+    # Summed in falling order like the ideal terms, those of an ideal order give exactly 1; the minimum removes rounding
+    # for an order that is almost ideal.
     dcg = _descending(gains * discounts)[:, :cutoff].sum(axis=-1)
     ideal_dcg = (ideal_gains * ideal_discounts).sum(axis=-1)
     return _share(np.minimum(dcg, ideal_dcg), ideal_dcg, empty)
-
-
-def reciprocal_rank_metric(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    threshold: float = 1,
-    cutoff: int | None = None,
-    empty: Empty = "skip",
-) -> NDArray[np.float64]:
-    """Reciprocal rank: one over the position of the first relevant item; its mean is MRR.
-
-        RR = max_{i relevant, k_i ≤ cutoff} 1 / k_i,      0 when all relevant items stand below the cutoff
-
-    Arguments as for `average_precision_metric`.
-
-    >>> reciprocal_rank_metric(np.array([[1, 2, 4]]), np.array([[0, 1, 2]])).tolist()
-    [0.5]
-    >>> reciprocal_rank_metric(np.array([[1, 2, 4]]), np.array([[0, 1, 2]]), cutoff=1).tolist()
-    [0.0]
-    """
-    places, relevant = _places_and_relevant(positions, relevance, where, threshold, cutoff)
-    first = np.where(relevant, places, np.inf).min(axis=-1, initial=np.inf)
-    return _share(1 / first, relevant.sum(axis=-1) > 0, empty)
 
 
 def clicks_metric(
@@ -158,15 +132,15 @@ def clicks_metric(
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = None,
 ) -> NDArray[np.float64]:
-    """Expected clicks of each query: #Click of Section 5.4, #click@k of Section 6.1; Eq. 1 with every value 1.
+    """Compute expected clicks: #Click of Section 5.4, #click@k of Section 6.1; Eq. 1 with every value 1.
 
         #Click = Σ_i table[i, k_i]      over the items with k_i ≤ min(K, cutoff)
 
     Args:
         positions: `[B, n]`, the 1-based position k_i of each item.
-        table: `[B, n, K]`, the click probability of each item at each position, as a rule that of an oracle.
-        where: `[B, n]`, true where there is an item; all true when not given.
-        cutoff: count only this many first positions; all K when not given.
+        table: `[B, n, K]`, the click probability of each item at each position, usually that of an oracle.
+        where: `[B, n]`, true where there is an item; all by default.
+        cutoff: count only this many first positions; all K by default.
 
     >>> clicks_metric(np.array([[2, 1]]), np.array([[[0.5, 0.25], [0.5, 0.125]]])).tolist()
     [0.75]
@@ -181,12 +155,12 @@ def ctr_metric(
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = None,
 ) -> NDArray[np.float64]:
-    """Expected clicks per document that has a place: CTR of Section 5.4.
+    """Compute expected clicks per item with a place: CTR of Section 5.4.
 
         CTR = #Click / |{i : k_i ≤ min(K, cutoff)}|
 
-    Items without a place count neither above nor below the line. A query in which no item has a place has NaN. The mean
-    of these values weighs queries, not documents, alike; the two agree when all lists are equally long.
+    Items without a place count in neither sum; a query in which no item has a place has NaN. The mean of these values
+    weights queries, not items, equally; the two agree when all lists are equally long.
 
     Arguments as for `clicks_metric`.
 
@@ -197,60 +171,15 @@ def ctr_metric(
     return _share(clicks_metric(positions, table, where=where, cutoff=cutoff), shown, "skip")
 
 
-def utility_metric(
-    positions: NDArray[Any],
-    table: NDArray[Any],
-    value: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
-) -> NDArray[np.float64]:
-    """Expected utility of each query, utility@k with a cutoff: Eq. 1; revenue@k of Section 6.1 when values are bids.
-
-        utility = Σ_i table[i, k_i] · b_i      over the items with k_i ≤ min(K, cutoff)
-
-    Arguments as for `clicks_metric`, and `value[B, n]`, the value b_i of a click on each item.
-
-    >>> utility_metric(np.array([[2, 1]]), np.array([[[0.5, 0.25], [0.5, 0.125]]]), np.array([[4.0, 1.0]])).tolist()
-    [1.5]
-    """
-    return utility(table, positions, value=value, where=where, cutoff=cutoff)
-
-
-def mean_metric(values: NDArray[Any]) -> float:
-    """The mean of the values `[B]` of a metric over the queries that have one: NaN is left out, NaN if none is left.
-
-    >>> mean_metric(np.array([1.0, np.nan, 0.5]))
-    0.75
-    """
-    if np.ndim(values) != 1:
-        raise ValueError(f"values must have shape [B]; got shape {list(np.shape(values))}")
-    counted = values[~np.isnan(values)]
-    return float(counted.mean()) if len(counted) > 0 else float("nan")
-
-
 def _places(positions: NDArray[Any], mask: NDArray[np.bool_], cutoff: int | None) -> NDArray[np.float64]:
-    """The position of each item that counts; infinitely far down, where all discounts are 0, for the others."""
+    """Return the position of each item that counts, and infinity, where all discounts are 0, for the others."""
     check_cutoff(cutoff)
     counts = mask if cutoff is None else mask & (positions <= cutoff)
     return np.where(counts, positions, np.inf)
 
 
-def _places_and_relevant(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
-    where: NDArray[np.bool_] | None,
-    threshold: float,
-    cutoff: int | None,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The places of the items, and which items are relevant, above or below the cutoff: both `[B, n]`."""
-    mask = check_order(positions, where)
-    relevant: NDArray[np.bool_] = mask & (_check_relevance(relevance, mask) >= threshold)
-    return _places(positions, mask, cutoff), relevant
-
-
 def _check_relevance(relevance: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The labels with 0 in the padding."""
+    """Return the labels, with 0 in the padding."""
     if np.shape(relevance) != mask.shape:
         raise ValueError(f"relevance must have shape {list(mask.shape)}; got shape {list(np.shape(relevance))}")
     labels = np.where(mask, relevance, 0).astype(np.float64)
@@ -260,7 +189,7 @@ def _check_relevance(relevance: NDArray[Any], mask: NDArray[np.bool_]) -> NDArra
     return labels
 
 
-def _gains(labels: NDArray[np.float64], gain: Gain) -> NDArray[np.float64]:
+def _gains(labels: NDArray[np.float64], gain: GainKind) -> NDArray[np.float64]:
     if gain == "linear":
         return labels
     if gain != "exponential":
@@ -275,7 +204,7 @@ def _descending(terms: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _share(reached: NDArray[Any], most: NDArray[Any], empty: Empty) -> NDArray[np.float64]:
-    """reached / most, and the value of an empty query where there was nothing to reach."""
+    """Return reached / most, and the value of an empty query where most is 0."""
     if empty not in _VALUE_OF_EMPTY:
         raise ValueError(f"empty must be 'skip', 'zero' or 'one'; got {empty!r}")
     share = np.full(reached.shape, _VALUE_OF_EMPTY[empty], dtype=np.float64)

@@ -40,7 +40,7 @@ from urank.ranking.baselines import Baseline, fit_baseline
 from urank.ranking.policies import ModelPolicy, Policy, ScorerPolicy, TableMatch
 from urank.ranking.positions import Method as RankingMethod
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import fit_trees
 from urank.storage import new_file, new_folder

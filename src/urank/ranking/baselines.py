@@ -1,4 +1,8 @@
-"""The rankers of other papers, by name: each learns from clicks, weighed or not, or from labels."""
+"""Rankers of other papers, to compare U-rank with: LambdaRank, RankSVM and the dual learning algorithm (DLA).
+
+They learn from clicks, if asked weighted by 1 / examination, or from relevance labels; DLA learns the examination
+together with the ranker.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from urank.config import Settings
-from urank.learning.batches import Batch, Gain, train_and_valid
+from urank.learning.batches import Batch, Gain, Stream, train_and_valid
 from urank.learning.features import Featurizer
-from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
+from urank.learning.training import History, Loss, TrainingConfig, mean_loss, seeded, train
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.propensity.examination import CLIP, ExaminationCurve, Propensity
@@ -31,7 +35,7 @@ from urank.ranking.urank_trees import TreesConfig, TreesScorer, grow_by_swaps, t
 
 __all__ = [
     "BASELINES",
-    "WEIGHED",
+    "WEIGHTED_BASELINES",
     "Baseline",
     "DualNetwork",
     "RankSvmConfig",
@@ -43,216 +47,18 @@ __all__ = [
     "fit_ranksvm",
 ]
 
-
-def fit_lambdarank(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankerConfig,
-    *,
-    checkpoint: Path | None = None,
-    report: Report = silent,
-) -> tuple[NetworkScorer, History]:
-    """Train a network on a prepared log; valid stops it by its discounted cumulative gain.
-
-    Args:
-        dataset: train teaches, valid stops, test is not looked at.
-        featurizer: fitted on train.
-        gain: what each item is worth, as `targets.gain_of` gives it.
-        config: the network, its training and the seed; its target is not used.
-        checkpoint: a file from which a run that was killed goes on.
-        report: told how far it is.
-    """
-    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
-    with seeded(config.seed):
-        network = build_scorer(featurizer, value_feature(dataset), config)
-    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
-    return fit_by_swaps(network, splits, target, config, checkpoint=checkpoint, report=report, name="train lambdarank")
-
-
-def fit_lambdarank_trees(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankerConfig,
-    trees: TreesConfig,
-    *,
-    report: Report = silent,
-) -> tuple[TreesScorer, History]:
-    """Grow LightGBM trees instead; LightGBM's own `lambdarank` takes whole grades only. Arguments as above."""
-    splits = tree_streams(dataset, featurizer, trees, gain=gain)
-    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
-    return grow_by_swaps(splits, target, config, trees, report=report)
+Baseline = Literal["lambdarank", "lambdarank-trees", "ranksvm", "dla"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+WEIGHTED_BASELINES: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranksvm")
+"""Those that take an estimate of examination, or labels; DLA learns examination itself, from clicks."""
 
 
 class RankSvmConfig(Settings):
-    """What decides a RankSVM."""
+    """Settings of a RankSVM."""
 
-    c: float = Field(1.0, gt=0, description="C: what a unit of hinge loss weighs against ½ |w|²")
+    c: float = Field(1.0, gt=0, description="C: weight of a unit of hinge loss relative to ½ |w|²")
     training: TrainingConfig = TrainingConfig(epochs=15, learning_rate=1e-2, weight_decay=0.0, patience=1)
-    seed: int = Field(0, ge=0, description="of all random numbers")
-
-
-def fit_ranksvm(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankSvmConfig,
-    *,
-    checkpoint: Path | None = None,
-    report: Report = silent,
-) -> tuple[NetworkScorer, History]:
-    """Train a linear scorer on a prepared log; valid stops it by its hinge loss. Arguments as for LambdaRank."""
-    train_split, valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
-    lists = sum(group.lists for group in train_split.groups)
-    graded = isinstance(gain, LabelGain)
-    with seeded(config.seed):
-        network = ScoreNetwork(featurizer, value_feature(dataset), hidden=())
-    with torch.no_grad():
-        for parameter in network.output.parameters():
-            parameter.zero_()
-
-    def hinge(network: nn.Module, batch: Batch) -> Tensor:
-        assert batch.gain is not None  # noqa: S101 - the streams above have one
-        scores, where = pad_tensor(network(batch.numeric, batch.categorical, batch.value), batch)
-        return hinge_loss(scores, pad_tensor(batch.gain, batch)[0], where=where, graded=graded).mean()
-
-    def loss(network: nn.Module, batch: Batch) -> Tensor:
-        squared = torch.stack([(parameter**2).sum() for parameter in network.parameters() if parameter.ndim > 1]).sum()
-        return hinge(network, batch) + squared / (2 * config.c * max(lists, 1))
-
-    history = train(
-        network,
-        loss,
-        train_split,
-        lambda network: mean_loss(network, hinge, valid_split),
-        config.training,
-        seed=config.seed,
-        checkpoint=checkpoint,
-        report=report,
-        name="train ranksvm",
-        weigh=lambda batch: batch.lists,
-    )
-    return NetworkScorer(network), history
-
-
-PACE = 20.0
-"""A step of Adam moves a number by about its learning rate, whatever the gradient. So small a step is right for the
-weights of a network, but the K numbers of g would need thousands of them; they are kept divided by this."""
-
-
-class DualNetwork(nn.Module):
-    """The two models: `scorer` gives f, `places` the log of g up to a constant."""
-
-    def __init__(self, scorer: ScoreNetwork, positions: int) -> None:
-        super().__init__()
-        self.scorer = scorer
-        self.slow_places = nn.Parameter(torch.zeros(positions))
-
-    @property
-    def places(self) -> Tensor:
-        """log g(k) `[K]`."""
-        return PACE * self.slow_places
-
-    def curve(self) -> ExaminationCurve:
-        """The examination that it learned, relative to position 1."""
-        relative = torch.exp(self.places.detach() - self.places.detach()[0])
-        return ExaminationCurve("dla", tuple(relative.double().tolist()))
-
-
-def _of_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """f, log g, what a click was worth, the position, where there is an item, and where one was shown, `[B, n]` each.
-
-    An item below position K was not shown: f orders it with the others, but g knows nothing of it.
-    """
-    assert isinstance(network, DualNetwork)  # noqa: S101 - this module trains no other
-    scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
-    click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
-    K = len(network.slow_places)
-    return scores, network.places[position.clamp(1, K) - 1], click, position, where, where & (position <= K)
-
-
-def dual_weights(
-    scores: Tensor, places: Tensor, position: Tensor, *, where: Tensor, clip: float = CLIP
-) -> tuple[Tensor, Tensor]:
-    """g(1)/g(k_i) and f̂(1)/f̂(i) of every item, `[B, n]` each, without gradient.
-
-    Args:
-        scores: `[B, n]`, f.
-        places: `[B, n]`, the log of g at these positions.
-        position: `[B, n]`, the logged positions, from 1 to K; the lowest of a list is its top.
-        where: `[B, n]`, true where there is an item.
-        clip: the most that a weight may be.
-
-    >>> scores, places, position = torch.tensor([[0.0, 1.0]]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[2, 1]])
-    >>> weights = dual_weights(scores, places, position, where=torch.tensor([[True, True]]))
-    >>> [weight.log().round().tolist() for weight in weights]  # log e^(0 + 2), log e^0; log e^(1 − 0), log e^0
-    [[[2.0, 0.0]], [[1.0, 0.0]]]
-    """
-    with torch.no_grad():
-        top = torch.where(where, position, torch.iinfo(position.dtype).max).argmin(dim=1, keepdim=True)
-        examined = torch.exp(places.gather(1, top) - places).clamp(max=clip)
-        relevant = torch.exp(scores.gather(1, top) - scores).clamp(max=clip)
-    return examined, relevant
-
-
-def fit_dla(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    config: RankerConfig,
-    *,
-    clip: float = CLIP,
-    checkpoint: Path | None = None,
-    report: Report = silent,
-) -> tuple[NetworkScorer, ExaminationCurve, History]:
-    """Train both models on the clicks of a prepared log.
-
-    Args:
-        dataset: train teaches, valid stops, test is not looked at.
-        featurizer: fitted on train.
-        config: the network, its training and the seed.
-        clip: the most that a weight may be.
-        checkpoint: a file from which a run that was killed goes on.
-        report: told how far it is.
-
-    Returns:
-        the ranker, the examination that was learned with it, and the rounds.
-    """
-    train_split, valid_split = train_and_valid(dataset, featurizer, config.training.batch_lists)
-    with seeded(config.seed):
-        network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
-
-    def loss(network: nn.Module, batch: Batch) -> Tensor:
-        scores, at, click, position, where, shown = _of_batch(network, batch)
-        examined, relevant = dual_weights(scores, at, position, where=where, clip=clip)
-        ranking = softmax_loss(scores, click * examined, where=where)
-        return (ranking + softmax_loss(at, click * relevant, where=shown)).mean()
-
-    def surprise(network: nn.Module, batch: Batch) -> Tensor:
-        # Both losses weigh clicks by what has been learned, so that they cannot be compared from round to round. Which
-        # items of a list were clicked, by the product of both models, can.
-        scores, at, click, _, _, shown = _of_batch(network, batch)
-        return softmax_loss(scores + at, click, where=shown).mean()
-
-    history = train(
-        network,
-        loss,
-        train_split,
-        lambda network: mean_loss(network, surprise, valid_split),
-        config.training,
-        seed=config.seed,
-        checkpoint=checkpoint,
-        report=report,
-        name="train dla",
-        weigh=lambda batch: batch.lists,
-    )
-    return NetworkScorer(network.scorer), network.curve(), history
-
-
-Baseline = Literal["lambdarank", "lambdarank-trees", "ranksvm", "dla"]
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-WEIGHED: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranksvm")
-"""Those that take an estimate of examination, or labels; DLA learns its own, from clicks."""
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
 
 def fit_baseline(
@@ -271,16 +77,16 @@ def fit_baseline(
     """Train a ranker of another paper on a prepared log.
 
     Args:
-        name: which.
-        dataset: train teaches, valid stops, test is not looked at.
+        name: which ranker.
+        dataset: trains on train, stops early on valid, does not read test.
         featurizer: fitted on train.
-        config: what it learns from.
-        scorer: the network of LambdaRank and DLA, its training, and the seed.
+        config: clicks or labels, and their weights.
+        scorer: network and training of LambdaRank and DLA, and the seed.
         svm: settings of RankSVM.
-        trees: how trees grow.
-        propensity: by which clicks are weighed; none for clicks as they are.
-        checkpoint: a file from which a run that was killed goes on.
-        report: told how far it is.
+        trees: settings of the trees.
+        propensity: weights of clicks; None for unweighted clicks.
+        checkpoint: file from which an interrupted run resumes.
+        report: Progress callback.
     """
     if name == "dla":
         found, _, history = fit_dla(dataset, featurizer, scorer, clip=config.clip, checkpoint=checkpoint, report=report)
@@ -291,3 +97,211 @@ def fit_baseline(
     if name == "lambdarank":
         return fit_lambdarank(dataset, featurizer, gain, scorer, checkpoint=checkpoint, report=report)
     return fit_lambdarank_trees(dataset, featurizer, gain, scorer, trees, report=report)
+
+
+# LambdaRank
+
+
+def fit_lambdarank(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    gain: Gain,
+    config: RankerConfig,
+    *,
+    checkpoint: Path | None = None,
+    report: Report = silent,
+) -> tuple[NetworkScorer, History]:
+    """Train LambdaRank (Burges 2010) as a network; stops early by the discounted cumulative gain of valid.
+
+    Args:
+        gain: the gain of each item, as returned by `gain_of`.
+        config: the network, its training and the seed; its target is not used.
+        dataset, featurizer, checkpoint, report: as in `fit_baseline`.
+    """
+    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
+    with seeded(config.seed):
+        network = build_scorer(featurizer, value_feature(dataset), config)
+    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
+    return fit_by_swaps(network, splits, target, config, checkpoint=checkpoint, report=report, name="train lambdarank")
+
+
+def fit_lambdarank_trees(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    gain: Gain,
+    config: RankerConfig,
+    trees: TreesConfig,
+    *,
+    report: Report = silent,
+) -> tuple[TreesScorer, History]:
+    """Train LambdaRank as LightGBM trees, whose own `lambdarank` takes integer grades only.
+
+    Arguments as for `fit_lambdarank`.
+    """
+    splits = tree_streams(dataset, featurizer, trees, gain=gain)
+    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
+    return grow_by_swaps(splits, target, config, trees, report=report)
+
+
+# RankSVM
+
+
+def fit_ranksvm(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    gain: Gain,
+    config: RankSvmConfig,
+    *,
+    checkpoint: Path | None = None,
+    report: Report = silent,
+) -> tuple[NetworkScorer, History]:
+    """Train a linear scorer by the pairwise hinge loss; stops early by that of valid.
+
+    Arguments as for `fit_lambdarank`.
+    """
+    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
+    lists = max(sum(group.lists for group in splits[0].groups), 1)
+    graded = isinstance(gain, LabelGain)
+    with seeded(config.seed):
+        network = ScoreNetwork(featurizer, value_feature(dataset), hidden=())
+    with torch.no_grad():
+        for parameter in network.output.parameters():
+            parameter.zero_()
+
+    def hinge(network: nn.Module, batch: Batch) -> Tensor:
+        assert batch.gain is not None  # noqa: S101 - the streams above have one
+        scores, where = pad_tensor(network(batch.numeric, batch.categorical, batch.value), batch)
+        return hinge_loss(scores, pad_tensor(batch.gain, batch)[0], where=where, graded=graded).mean()
+
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        squared = torch.stack([(parameter**2).sum() for parameter in network.parameters() if parameter.ndim > 1]).sum()
+        return hinge(network, batch) + squared / (2 * config.c * lists)
+
+    history = _train(network, loss, hinge, splits, config, checkpoint, report, "train ranksvm")
+    return NetworkScorer(network), history
+
+
+# Dual learning algorithm
+
+STEP_SCALE = 20.0
+"""A step of Adam changes a parameter by about the learning rate, whatever the gradient. That suits the weights of a
+network, but the K parameters of g would need thousands of steps, so they are stored divided by this."""
+
+
+class DualNetwork(nn.Module):
+    """Ranker f and propensity model g of DLA (Ai et al. 2018); g has one parameter per position."""
+
+    def __init__(self, scorer: ScoreNetwork, positions: int) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.slow_places = nn.Parameter(torch.zeros(positions))
+
+    @property
+    def log_examination(self) -> Tensor:
+        """log g(k) `[K]`, up to a constant."""
+        return STEP_SCALE * self.slow_places
+
+    def curve(self) -> ExaminationCurve:
+        """Return the learned examination, relative to position 1."""
+        log_g = self.log_examination.detach()
+        return ExaminationCurve("dla", tuple(torch.exp(log_g - log_g[0]).double().tolist()))
+
+
+def dual_weights(
+    scores: Tensor, log_g: Tensor, position: Tensor, *, where: Tensor, clip: float = CLIP
+) -> tuple[Tensor, Tensor]:
+    """Compute the weights g(1)/g(k_i) and f̂(1)/f̂(i) of every item, `[B, n]` each, without gradient.
+
+    Args:
+        scores: `[B, n]`, f.
+        log_g: `[B, n]`, the log of g at these positions.
+        position: `[B, n]`, the logged positions, from 1 to K; the lowest of a list is its top.
+        where: `[B, n]`, true where there is an item.
+        clip: upper bound of a weight.
+
+    >>> scores, log_g, position = torch.tensor([[0.0, 1.0]]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[2, 1]])
+    >>> weights = dual_weights(scores, log_g, position, where=torch.tensor([[True, True]]))
+    >>> [weight.log().round().tolist() for weight in weights]  # log e^(0 + 2), log e^0; log e^(1 − 0), log e^0
+    [[[2.0, 0.0]], [[1.0, 0.0]]]
+    """
+    with torch.no_grad():
+        top = torch.where(where, position, torch.iinfo(position.dtype).max).argmin(dim=1, keepdim=True)
+        examined = torch.exp(log_g.gather(1, top) - log_g).clamp(max=clip)
+        relevant = torch.exp(scores.gather(1, top) - scores).clamp(max=clip)
+    return examined, relevant
+
+
+def fit_dla(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    config: RankerConfig,
+    *,
+    clip: float = CLIP,
+    checkpoint: Path | None = None,
+    report: Report = silent,
+) -> tuple[NetworkScorer, ExaminationCurve, History]:
+    """Train ranker and propensity model together on the clicks of a prepared log.
+
+    Args:
+        config: the network, its training and the seed.
+        clip: upper bound of a weight.
+        dataset, featurizer, checkpoint, report: as in `fit_baseline`.
+
+    Returns:
+        the ranker, the learned examination, and the rounds.
+    """
+    splits = train_and_valid(dataset, featurizer, config.training.batch_lists)
+    with seeded(config.seed):
+        network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
+
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        scores, log_g, click, position, where, shown = _dual_batch(network, batch)
+        examined, relevant = dual_weights(scores, log_g, position, where=where, clip=clip)
+        ranking = softmax_loss(scores, click * examined, where=where)
+        return (ranking + softmax_loss(log_g, click * relevant, where=shown)).mean()
+
+    def click_loss(network: nn.Module, batch: Batch) -> Tensor:
+        # The weights of both losses change from round to round, so they cannot be compared between rounds. The
+        # likelihood of the clicked items of a list under the product of both models can.
+        scores, log_g, click, _, _, shown = _dual_batch(network, batch)
+        return softmax_loss(scores + log_g, click, where=shown).mean()
+
+    history = _train(network, loss, click_loss, splits, config, checkpoint, report, "train dla")
+    return NetworkScorer(network.scorer), network.curve(), history
+
+
+def _dual_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return f, log g, click values, positions, and where there is an item and one was shown, `[B, n]` each.
+
+    An item below position K was not shown: f ranks it with the others, but g is not defined for it.
+    """
+    assert isinstance(network, DualNetwork)  # noqa: S101 - this module trains no other
+    scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
+    click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
+    K = len(network.slow_places)
+    return scores, network.log_examination[position.clamp(1, K) - 1], click, position, where, where & (position <= K)
+
+
+def _train(
+    network: nn.Module,
+    loss: Loss,
+    held_out_loss: Loss,
+    splits: tuple[Stream, Stream],
+    config: RankSvmConfig | RankerConfig,
+    checkpoint: Path | None,
+    report: Report,
+    name: str,
+) -> History:
+    """Train by a loss that is a mean over lists; stops early by the held-out loss of valid."""
+    return train(
+        network,
+        loss,
+        splits[0],
+        lambda network: mean_loss(network, held_out_loss, splits[1]),
+        config.training,
+        seed=config.seed,
+        checkpoint=checkpoint,
+        report=report,
+        name=name,
+        weigh=lambda batch: batch.lists,
+    )

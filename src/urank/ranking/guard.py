@@ -1,7 +1,7 @@
-"""The guardrail: an order that stays close to the current one, so that a first launch is safe.
+"""Guard: keep a new order close to the current one, for a safe first launch.
 
-Everything here takes two orders of padded lists `[B, n]`, the wanted and the current one, and counts by rank: current
-positions 1, 3 and 7 are the ranks 1, 2 and 3. What comes out are the positions 1 to n, as a ranker gives them.
+All functions take two orders of padded lists `[B, n]`, the wanted and the current one, and compare ranks: current
+positions 1, 3 and 7 are the ranks 1, 2 and 3. They return positions 1 to n, as a ranker does.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from urank.errors import ConfigError
 from urank.log.ragged import positions_by_score
 from urank.ranking.utility import check_order
 
-__all__ = ["Guard", "GuardKind", "Moves", "blended", "bounded", "moves"]
+__all__ = ["Guard", "GuardKind", "Moves", "blend_ranks", "count_moves", "limit_shift"]
 
 GuardKind = Literal["shift", "blend"]
 
-_DECIMALS = 9  # of a mean of ranks: what is smaller is rounding, which must not decide a tie
+_DECIMALS = 9  # of a mean of ranks; smaller differences are rounding and must not break ties
 
 
-def bounded(
+def limit_shift(
     positions: NDArray[Any], current: NDArray[Any], most: int, *, where: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """The order closest to the wanted one in which no item moves more than `most` places from its current rank r.
+    """Return the order closest to the wanted one in which no item moves more than `most` places from its rank r.
 
-    Filled from the top: at place k goes the item that is due, r + most = k; if none is, the first of the wanted order
-    among those that may come, r − most ≤ k.
+    Places are filled from the top: place k gets the item that is due, r + most = k; if none is, the most wanted item
+    that may move there, r − most ≤ k.
 
-    There always is such an item: k + most items, or all of them, may come at place k, and k − 1 are gone. None is late:
-    ranks are distinct, so at most one item is due at a place, and it goes there if not before. So whatever stands at a
-    place, the rest can be filled, and each place gets the most wanted item that it can have after those above it: read
-    from the top, no order within the bound comes before this one. With `most` = 0 it is the current order, from n − 1
-    on the wanted one.
+    There always is such an item: k + most items, or all of them, may move to place k, and k − 1 are placed. None is
+    late: ranks are distinct, so at most one item is due at a place, and it is placed there if not before. So whatever
+    is placed, the rest can be filled, and each place gets the most wanted item that it can have after those above it:
+    read from the top, no order within the bound precedes this one. `most` = 0 gives the current order, n − 1 or more
+    the wanted one.
 
     Args:
         positions: `[B, n]`, the wanted position of each item, distinct within a list.
         current: `[B, n]`, the current one; gaps are allowed in both.
         most: how many places an item may move, up or down.
-        where: `[B, n]`, true where there is an item; all true when not given.
+        where: `[B, n]`, true where there is an item; all by default.
 
     Returns:
         `[B, n]`, each row a permutation of 1 to n in which padding comes last.
 
-    Of the two that may come first, the second is wanted more; after it the first is due.
+    Of the two items that may come first, the second is wanted more; after it the first is due.
 
-    >>> bounded(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 1).tolist()
+    >>> limit_shift(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 1).tolist()
     [[2, 1, 4, 3]]
-    >>> bounded(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 2).tolist()
+    >>> limit_shift(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 2).tolist()
     [[3, 4, 1, 2]]
     """
     if most < 0:
         raise ValueError(f"most must be a whole number from 0 up; got {most}")
     wanted, rank = _ranks(positions, where), _ranks(current, where)
     lists, n = np.arange(len(rank)), rank.shape[1]
-    left = _by_rank(wanted, rank)  # what each current rank holds, until it is placed
+    left = _by_rank(wanted, rank)  # the wanted rank of the item at each current rank, until it is placed
     places = np.empty_like(left)
     for k in range(n):
         first = max(0, k - most)
@@ -70,25 +70,25 @@ def bounded(
     return np.asarray(places[lists[:, None], rank - 1])
 
 
-def blended(
+def blend_ranks(
     positions: NDArray[Any], current: NDArray[Any], share: float, *, where: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """The order between the current and the wanted one, by the mean of an item's ranks.
+    """Return the order by the weighted mean of an item's current and wanted rank.
 
         (1 − share) · current rank + share · wanted rank      rising, ties in the current order
 
-    With `share` = 0 it is the current order, with 1 the wanted one. Arguments and result are otherwise as in `bounded`.
+    `share` = 0 gives the current order, 1 the wanted one. Other arguments and result as in `limit_shift`.
 
-    >>> blended(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # all have the mean 2.5
+    >>> blend_ranks(np.array([[4, 3, 2, 1]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # all have the mean 2.5
     [[1, 2, 3, 4]]
-    >>> blended(np.array([[4, 1, 2, 3]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # 2.5, 1.5, 2.5, 3.5
+    >>> blend_ranks(np.array([[4, 1, 2, 3]]), np.array([[1, 2, 3, 4]]), 0.5).tolist()  # 2.5, 1.5, 2.5, 3.5
     [[2, 1, 3, 4]]
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must be from 0 to 1; got {share}")
     wanted, rank = _ranks(positions, where), _ranks(current, where)
     means = (1 - share) * np.arange(1, rank.shape[1] + 1) + share * _by_rank(wanted, rank)
-    places = positions_by_score(-means.round(_DECIMALS))  # ties as they lie, which is by current rank
+    places = positions_by_score(-means.round(_DECIMALS))  # ties in input order, which is by current rank
     return np.asarray(places[np.arange(len(rank))[:, None], rank - 1])
 
 
@@ -97,8 +97,8 @@ class Guard:
     """How close to the current order another one must stay.
 
     Attributes:
-        kind: `shift`, no item moves more than so many places (`bounded`), or `blend`, the ranks of both orders are
-            averaged (`blended`).
+        kind: `shift` limits how many places an item moves (`limit_shift`), `blend` averages the ranks of both orders
+            (`blend_ranks`).
         level: the places, from 0 up; or the share of the wanted order, from 0 to 1.
 
     >>> guard = Guard.parse("shift:2")
@@ -114,7 +114,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GuardKind):
-            raise ConfigError(f"a guard is of the kind {' or '.join(get_args(GuardKind))}; got '{self.kind}'")
+            raise ConfigError(f"the kind of a guard must be {' or '.join(get_args(GuardKind))}; got '{self.kind}'")
         if self.kind == "blend" and not 0 <= self.level <= 1:
             raise ConfigError(f"the level of a blend must be from 0 to 1; got {self.level:g}")
         if self.kind == "shift":
@@ -124,7 +124,7 @@ class Guard:
 
     @classmethod
     def parse(cls, text: str | Self) -> Self:
-        """A guard from what `str` makes of it; a guard stays what it is."""
+        """Parse the output of `str`; a guard is returned as it is."""
         if isinstance(text, cls):
             return text
         kind, _, level = str(text).partition(":")
@@ -142,26 +142,26 @@ class Guard:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return str(self).replace(":", " ")
 
     def apply(
         self, positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int64]:
-        """The order that the guard makes of the wanted one; see `bounded`."""
+        """Return the guarded order; see `limit_shift`."""
         if self.kind == "shift":
-            return bounded(positions, current, int(self.level), where=where)
-        return blended(positions, current, self.level, where=where)
+            return limit_shift(positions, current, int(self.level), where=where)
+        return blend_ranks(positions, current, self.level, where=where)
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How far an order is from the current one; those of several lists can be added.
+    """How far orders are from the current ones; those of several lists can be added.
 
     Attributes:
-        items, lists: how many there are.
+        items, lists: counts.
         places: how many places all items moved, up or down.
-        largest: the most that one did.
+        largest: the largest move.
         firsts: how many lists have another first item.
     """
 
@@ -182,7 +182,7 @@ class Moves:
 
     @property
     def mean(self) -> float:
-        """The places that an item moved in the mean."""
+        """The mean number of places that an item moved."""
         return self.places / self.items if self.items else nan
 
     @property
@@ -191,10 +191,10 @@ class Moves:
         return self.firsts / self.lists if self.lists else nan
 
 
-def moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
-    """How far orders `[B, n]` are from the current ones, by rank.
+def count_moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
+    """Measure how far orders `[B, n]` are from the current ones, by rank.
 
-    >>> found = moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
+    >>> found = count_moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
     >>> found.mean, found.largest, found.other_first  # 4 places by 6 items; the first of one list of two
     (0.6666666666666666, 1, 0.5)
     """
@@ -211,13 +211,13 @@ def moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.b
 
 
 def _ranks(positions: NDArray[Any], where: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-    """The rank `[B, n]` of each item in its list, from 1; padding comes last."""
+    """Return the rank `[B, n]` of each item in its list, from 1; padding comes last."""
     check_order(positions, where)
     return positions_by_score(-positions.astype(np.int64), where=where)
 
 
 def _by_rank(values: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Values `[B, n]` in the order of the ranks."""
+    """Return values `[B, n]` sorted by rank."""
     sorted_values = np.empty_like(values)
     sorted_values[np.arange(len(rank))[:, None], rank - 1] = values
     return sorted_values

@@ -1,9 +1,8 @@
-"""The loss of U-rank (Eq. 9) and its derivatives, pairs of items weighted by what swapping them would gain; and the
-losses of other rankers, pairwise hinge and listwise softmax.
+"""Ranking losses: U-rank's (Eq. 9) with its derivatives, pairwise hinge, and listwise softmax.
 
-The E step orders each list by the current scores and weighs all pairs by ΔUtil (`swaps`); the M step lowers the loss
-with these weights held fixed (`swap_loss` for networks, `swap_derivatives` for trees). Both see the items of a list in
-the order of their positions, so that a pair is a place in a triangle: row r, column p, r > p, item r below item p.
+U-rank's E step orders each list by the current scores and weights all pairs by ΔUtil (`swaps`); the M step minimises
+the loss with these weights held fixed (`swap_loss` for networks, `swap_derivatives` for trees). Both take the items of
+a list in the order of their positions, so that pairs form a triangle: row r, column p, r > p, item r below item p.
 
 Logarithms are to base 2: with natural ones Lemma 1, and with it Theorem 3, does not hold.
 """
@@ -29,12 +28,12 @@ Form = Literal["stable", "paper"]
 
 @dataclass(frozen=True, eq=False)
 class Swaps:
-    """What all swaps of the lists of a batch would gain.
+    """The gains of all swaps in a batch of lists.
 
     Attributes:
         order: `[B, n]`, the item at each place; padding comes last.
         delta: `[B, n, m]`, ΔUtil of the items at places r and p, for r > p, and 0 elsewhere. m is the number of places
-            that earn anything, at most K: a pair of which neither has a place would gain nothing.
+            that earn anything, at most K: two items without a place gain nothing from a swap.
     """
 
     order: NDArray[np.int64]
@@ -42,12 +41,12 @@ class Swaps:
 
 
 def swaps(scores: NDArray[Any], gains: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Swaps:
-    """The E step: positions from the scores, and ΔUtil (Eq. 8) of every pair at these positions.
+    """Compute the E step: positions by the scores, and ΔUtil (Eq. 8) of every pair at these positions.
 
     Args:
         scores: `[B, n]`.
         gains: `[B, n, K]`, u(i, k), 0 in the padding.
-        where: `[B, n]`, true where there is an item; all true when not given.
+        where: `[B, n]`, true where there is an item; all by default.
 
     >>> found = swaps(np.array([[0.0, 1.0]]), np.array([[[0.50, 0.48], [0.45, 0.30]]]))
     >>> found.order.tolist(), found.delta.astype(float).round(2).tolist()
@@ -58,16 +57,16 @@ def swaps(scores: NDArray[Any], gains: NDArray[Any], *, where: NDArray[np.bool_]
     ordered = gains.reshape(B * n, K).take(_flat(order), axis=0)
     delta = _delta_in_order(np.ascontiguousarray(ordered.transpose(2, 1, 0)))
     delta = delta.transpose(2, 1, 0).astype(np.float32, copy=False)
-    if where is not None:  # such as the batches of a network: torch is faster when the memory lies as the axes do
+    if where is not None:  # C order, since torch is faster on contiguous memory
         delta = np.multiply(delta, (np.arange(n) < where.sum(axis=1)[:, None])[..., None], order="C")
     return Swaps(order, delta)
 
 
 def _delta_in_order(gains: NDArray[Any]) -> NDArray[Any]:
-    """Eq. 8 as in `utility.delta_utility`, `[m, n, B]`, where the items `[K, n, B]` lie in the order of their places.
+    """Compute Eq. 8 as in `utility.delta_utility`, `[m, n, B]`, for items `[K, n, B]` in the order of their places.
 
-    Then every look-up is a slice, and with the lists last every slice is long: `swaps` takes a sixth of the time, or
-    less, that it took with the general form. Items that earn the same gain exactly 0.
+    Then every look-up is a slice, and with the lists last every slice is long: `swaps` takes a sixth of the time of the
+    general form, or less. Items that earn the same gain exactly 0.
     """
     n, m = gains.shape[1], min(gains.shape[:2])
     own = gains[np.arange(m), np.arange(m)]
@@ -81,22 +80,21 @@ def _delta_in_order(gains: NDArray[Any]) -> NDArray[Any]:
 def swap_loss(
     scores: Tensor, found: Swaps, *, form: Form = "stable", sigma: float = 1.0, clip: float | None = None
 ) -> Tensor:
-    """The M step: the loss of each list, `[B]`, with the weights of the E step held fixed.
+    """Compute the loss of each list, `[B]`, with the weights of the E step held fixed: the M step.
 
         paper    Σ_i Σ_{j : k_j < k_i} ΔUtil(i, j) · log₂(1 + e^{−σ(s_i − s_j)})                          (Eq. 9)
         stable   Σ_i Σ_{j : k_j < k_i} |ΔUtil(i, j)| · log₂(1 + e^{−σ(s_i − s_j) · sign ΔUtil(i, j)})
 
-    As printed, the loss has no lower bound: where a swap would lose, it falls as long as the scores drift apart. The
-    paper therefore clips the scores, and an item whose score is beyond the clip learns nothing any more. The stable
-    form turns such pairs round: what should stay as it is, is rewarded for staying. Both have the same gradient at
-    s_i = s_j.
+    As printed, the loss has no lower bound: for pairs that a swap would harm, it falls as the scores drift apart. The
+    paper therefore clips the scores, and an item whose score is beyond the clip has no gradient. The stable form
+    reverses such pairs and rewards keeping their order. Both have the same gradient at s_i = s_j.
 
     Args:
         scores: `[B, n]`, in the order of the items, not of the places.
         found: the weights.
         form: `stable` or `paper`.
         sigma: σ.
-        clip: C; scores are clipped to [−C, C] first. Always needed for a bounded loss of the paper's form.
+        clip: C; scores are clipped to [−C, C] first. The paper's form is bounded only with a clip.
 
     >>> found = swaps(np.array([[0.0, 1.0]]), np.array([[[0.45, 0.30], [0.50, 0.48]]]))
     >>> loss = swap_loss(torch.tensor([[0.0, 1.0]]), found)  # a swap would gain 0.45 + 0.48 - 0.30 - 0.50 = 0.13
@@ -115,11 +113,11 @@ def swap_loss(
 def swap_derivatives(
     scores: NDArray[Any], found: Swaps, *, sigma: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """First and second derivatives of the stable `swap_loss` by each score, `[B, n]` each, for trees.
+    """Compute the first and second derivatives of the stable `swap_loss` by each score, `[B, n]` each, for trees.
 
     With q = 1 / (1 + e^{σ(s_i − s_j)}), a pair adds ∓σ (|ΔUtil| q + min(ΔUtil, 0)) / ln 2 to the gradients of its two
-    items and σ² |ΔUtil| q (1 − q) / ln 2 to both second derivatives. The paper's form has negative second derivatives
-    and is not for trees.
+    items and σ² |ΔUtil| q (1 − q) / ln 2 to both second derivatives. The paper's form has negative second
+    derivatives and cannot be used for trees.
 
     >>> found = swaps(np.array([[0.0, 0.0]]), np.array([[[0.50, 0.48], [0.45, 0.30]]]))
     >>> gradient, hessian = swap_derivatives(np.array([[0.0, 0.0]]), found)
@@ -131,7 +129,7 @@ def swap_derivatives(
     at = _flat(found.order)
     placed = np.ascontiguousarray((np.asarray(scores, dtype=np.float32) * np.float32(sigma)).take(at).T)
     gradient, hessian = np.zeros_like(placed), np.zeros_like(placed)
-    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0, as it should be
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0, the correct limit
         for p, of_place in enumerate(found.delta.transpose(2, 1, 0)):
             below, delta = slice(p + 1, None), of_place[p + 1 :]
             share = np.exp(placed[below] - placed[p])
@@ -151,16 +149,16 @@ def swap_derivatives(
 
 
 def hinge_loss(scores: Tensor, weight: Tensor, *, where: Tensor, graded: bool = False) -> Tensor:
-    """The pairwise hinge loss of each list, `[B]`: that of propensity-weighted SVMRank (Joachims et al. 2017).
+    """Compute the pairwise hinge loss of propensity-weighted SVMRank (Joachims et al. 2017), `[B]`.
 
         clicks    Σ_{i : w_i > 0} w_i Σ_{j ≠ i} max(0, 1 − (s_i − s_j))
         graded    Σ_{i, j : w_i > w_j} max(0, 1 − (s_i − s_j))
 
     Args:
         scores: `[B, n]`.
-        weight: `[B, n]`, 1 / p of clicked items and 0 of all others; when graded, anything that rises with the label.
+        weight: `[B, n]`, 1 / p of clicked items and 0 of all others; if graded, any increasing function of the label.
         where: `[B, n]`, true where there is an item.
-        graded: whether to compare items of different labels instead, SVMRank as it was before clicks.
+        graded: compare items of different labels, as in the original SVMRank.
 
     >>> s, w, where = torch.tensor([[0.5, 0.0, 2.0]]), torch.tensor([[4.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=bool)
     >>> hinge_loss(s, w, where=where).tolist()  # 4 · (0.5 + 2.5)
@@ -176,7 +174,7 @@ def hinge_loss(scores: Tensor, weight: Tensor, *, where: Tensor, graded: bool = 
 
 
 def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
-    """The listwise softmax cross-entropy of each list, `[B]`: Σ_i w_i · −log(e^{s_i} / Σ_j e^{s_j}) (Ai et al. 2018).
+    """Compute the softmax cross-entropy of each list, `[B]`: Σ_i w_i · −log(e^{s_i} / Σ_j e^{s_j}) (Ai et al. 2018).
 
     Args:
         scores: `[B, n]`.
@@ -193,7 +191,7 @@ def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
 
 
 def _flat(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The items of an order `[B, n]` as places in a flat array."""
+    """Return the items of an order `[B, n]` as indices into a flat array."""
     B, n = order.shape
     at: NDArray[np.int64] = order + n * np.arange(B)[:, None]
     return at

@@ -1,7 +1,7 @@
-"""The best order of a list: the exact maximum-weight matching of its items to its positions (Section 3, Figure 2).
+"""The exact maximum-weight matching of the items of a list to positions (Section 3, Figure 2).
 
-Items on one side, positions on the other, and between item i and position k the weight table[i, k] · b_i, what the
-item earns there: the order with the highest utility (Eq. 1) is the matching with the highest sum of weights.
+The weight between item i and position k is table[i, k] · b_i, its expected utility there. The order of highest utility
+(Eq. 1) is the matching with the largest sum of weights.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from urank.log.ragged import positions_by_score
 
 __all__ = ["match"]
 
-# From this many items on it pays to leave out those that are not needed. Measured with 10 positions and weights that
-# fall with the position, as clicks do: 25 µs with or without at 300 items, 33 instead of 75 at 1,000, 90 instead of
-# 400 at 5,000.
+# From this many items on, filtering those that cannot be chosen pays off. Measured with 10 positions and weights that
+# fall with the position, as clicks do: 25 µs either way at 300 items, 33 instead of 75 at 1,000, 90 instead of 400 at
+# 5,000.
 _LONG = 512
 
-# Sums and differences of larger weights overflow inside the assignment routine, which then answers wrongly.
+# Sums and differences of larger weights overflow inside scipy's assignment routine, which then returns wrong results.
 _LIMIT = 1e300
 
 
 def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """The 1-based position `[B, n]` of each item in an order of highest utility (Section 3, Eq. 1).
+    """Return the 1-based position `[B, n]` of each item in an order of highest utility (Section 3, Eq. 1).
 
         argmax over orders of  Σ_i weights[i, k_i]      over the items with k_i ≤ min(m, K)
 
@@ -35,13 +35,13 @@ def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> N
     same weights at all positions keep their input order. Padding after a list has no influence on its order.
 
     Args:
-        weights: `[B, n, K]`, what each item earns at each position: click probability times value. Finite.
-        where: `[B, n]`, true where there is an item; all true when not given.
+        weights: `[B, n, K]`, finite: click probability times value of each item at each position.
+        where: `[B, n]`, true where there is an item; all by default.
 
     Returns:
         `[B, n]`, each row a permutation of 1 to n.
 
-    The apps of the paper's introduction in miniature: the first is more relevant, but hardly minds its position.
+    The apps of the paper's introduction in miniature: the first is more relevant, but depends little on its position.
 
     >>> match(np.array([[[0.50, 0.48], [0.45, 0.30], [0.40, 0.20]]])).tolist()
     [[2, 1, 3]]
@@ -55,8 +55,8 @@ def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> N
     rows, columns = np.nonzero(filled)
     placed_at = np.zeros(mask.shape, dtype=np.int64)
     placed_at[rows, chosen[rows, columns]] = columns + 1
-    # Placed items go before all others; which of them goes where is known already. No two have the same score, since
-    # ties take longer to sort.
+    # Placed items come before all others, at positions known already. Their scores are distinct, since ties take longer
+    # to sort.
     scores = np.where(placed_at > 0, _LIMIT * (2 + placed_at), -costs[:, -1])
     return np.where(placed_at > 0, placed_at, positions_by_score(scores, where=None if mask.all() else mask))
 
@@ -74,9 +74,9 @@ def _check_shapes(weights: NDArray[Any], where: NDArray[np.bool_] | None) -> NDA
 
 
 def _costs(weights: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The weights negated, `[B, K, n]`; infinite in the padding, where no item will be chosen.
+    """Return the negated weights, `[B, K, n]`, infinite in the padding.
 
-    Laid out as the assignment routine reads them: it would otherwise copy each list, to negate and to transpose it.
+    The layout is that of the assignment routine, which would otherwise copy each list to negate and transpose it.
     """
     B, n, K = weights.shape
     costs = np.empty((B, K, n))
@@ -91,25 +91,25 @@ def _costs(weights: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64
 
 
 def _choose(costs: NDArray[np.float64], mask: NDArray[np.bool_], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The item at each position, `[B, min(n, K)]`; 0 at the positions that a list does not have."""
+    """Return the item at each position, `[B, min(n, K)]`; 0 at positions that a list does not have."""
     B, K, n = costs.shape
     chosen = np.zeros((B, min(n, K)), dtype=np.int64)
-    # What follows the last item of a list is cut off, so that a short list among long ones takes no longer for it.
+    # Padding after the last item is cut off, so that short lists among long ones cost no extra time.
     ends = (mask * np.arange(1, n + 1)).max(axis=-1, initial=0)
-    # A loop, as the routine knows one list at a time; with 10 items and 10 positions it takes 2 to 4 µs a list.
+    # The routine takes one list at a time; with 10 items and 10 positions it takes 2 to 4 µs per list.
     for b, (count, end) in enumerate(zip(places.tolist(), ends.tolist(), strict=True)):
         chosen[b, :count] = _choose_in_list(costs[b, :count, :end])
     return chosen
 
 
 def _choose_in_list(costs: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The item at each position, `[places]`, for the costs `[places, items]` of one list."""
+    """Return the item at each position, `[places]`, for the costs `[places, items]` of one list."""
     places, items = costs.shape
     if items < _LONG:
         return linear_sum_assignment(costs)[1]
-    # Only items among the best `places` of some position are needed: where another stands, one of that position's best
-    # is left over, since the other positions cannot hold them all, and may take the place at no loss. The best of each
-    # of a few groups bound them from outside: at least `places` items are as good as the `places`-th of these.
+    # Only items among the best `places` of some position are needed: if another is placed there, one of that position's
+    # best is unplaced, since the other positions cannot hold them all, and can replace it at no loss. The best items of
+    # a few groups give a bound: at least `places` items are as good as the `places`-th of these.
     groups = min(4 * places, items)
     best_of_group = costs[:, : items // groups * groups].reshape(places, -1, groups).min(axis=1)
     bound = np.partition(best_of_group, places - 1, axis=-1)[:, places - 1 : places]
@@ -120,14 +120,14 @@ def _choose_in_list(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 def _keep_input_order(
     costs: NDArray[np.float64], chosen: NDArray[np.int64], filled: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Of items with the same weights at all positions the earlier takes the place, or the better one.
+    """Place items with the same weights at all positions in input order.
 
-    same[b, k, i] says whether item i has the weights of the item at position k. If that item is the r-th of its kind
-    by position, the r-th of the kind by input order takes its place.
+    same[b, k, i] is whether item i has the weights of the item at position k. If that item is the r-th of its kind by
+    position, it is replaced by the r-th of the kind in input order.
     """
     same = _same_weight(costs[:, 0], chosen, filled)
     for k in range(1, costs.shape[1]):
-        # Each placed item is the same as itself; as a rule the first position tells that none is the same as another.
+        # Each placed item equals itself; usually the first position already shows that no two items are equal.
         if np.count_nonzero(same) == np.count_nonzero(filled):
             return chosen
         same &= _same_weight(costs[:, k], chosen, filled)
@@ -143,7 +143,7 @@ def _keep_input_order(
 
 
 def _same_weight(cost: NDArray[np.float64], chosen: NDArray[np.int64], filled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each item costs as much as each chosen one, `[B, min(n, K), n]`, by the costs `[B, n]` of a position."""
+    """Return whether each item costs as much as each chosen one, `[B, min(n, K), n]`, at one position."""
     of_chosen = np.where(filled, cost[np.arange(len(cost))[:, None], chosen], np.nan)
     same: NDArray[np.bool_] = of_chosen[..., None] == cost[:, None, :]
     return same

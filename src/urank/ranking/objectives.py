@@ -1,8 +1,8 @@
-"""What a ranker maximises: u(i, k), the gain of every item at every position, from what a log tells of its lists.
+"""Objectives of rankers: u(i, k), the gain of every item at every position, computed from logged lists.
 
-U-rank's is the utility of Eq. 3 or of the click table. LambdaRank's is the discounted gain of nDCG: one number for an
-item, wherever it stands, times one curve for all items. So LambdaRank is U-rank under a click model that knows nothing
-but a curve, and both learn by the same loss.
+U-rank maximises the utility of Eq. 3 or of the click table, LambdaRank the discounted gain of nDCG: one number per item
+times one curve for all items. So LambdaRank is U-rank under a click model with a single curve, and both are
+trained by the same loss.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from urank.config import Settings
 from urank.errors import DataError
 from urank.learning.batches import Batch, ListArrays
 from urank.log.dataset import Block, Dataset
@@ -27,7 +28,7 @@ __all__ = [
     "ClickGain",
     "DiscountedGain",
     "LabelGain",
-    "Padded",
+    "PaddedLists",
     "Target",
     "UtilityTarget",
     "by_length",
@@ -36,15 +37,17 @@ __all__ = [
 ]
 
 CHUNK_ROWS = 2**13
-"""Rows that are worked on at once, padding included: enough to be worth the calls, few enough for the cache."""
+"""Rows per chunk, padding included: enough to amortise the calls, few enough for the cache."""
 CHUNK_PADDING = 400
-"""Most of these that may be padding; about as many rows as could be worked on while another chunk is begun."""
+"""Most padding rows per chunk; about as many rows as could be processed during the overhead of another chunk."""
 
 
 @dataclass(frozen=True, eq=False)
-class Padded:
-    """Lists as a target sees them: `[B, n]` each, the table `[B, n, K]`; `where` is true where there is an item, and
-    none where nothing is padded."""
+class PaddedLists:
+    """Padded lists, the input of a target: `[B, n]` each, the table `[B, n, K]`.
+
+    `where` is true where there is an item; None if nothing is padded.
+    """
 
     position: NDArray[Any]
     click: NDArray[Any]
@@ -56,10 +59,10 @@ class Padded:
     @classmethod
     def of_rows(
         cls, lists: ListArrays | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None
-    ) -> Padded:
-        """Some lists, by the numbers `[B, n]` of their rows; without `where` they are of the same length."""
-        held = (lists.position, lists.click, lists.value, lists.table, lists.gain)
-        arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in held)
+    ) -> PaddedLists:
+        """Select lists by the indices `[B, n]` of their rows; without `where` they have equal lengths."""
+        columns = (lists.position, lists.click, lists.value, lists.table, lists.gain)
+        arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in columns)
         padded = [each[rows] if each is not None else None for each in arrays]
         if where is not None:
             for each in padded:
@@ -70,18 +73,16 @@ class Padded:
 
 def by_length(
     batch: Batch, most_rows: int = CHUNK_ROWS, most_padding: int = CHUNK_PADDING
-) -> Iterator[tuple[NDArray[np.int64], Padded]]:
-    """The lists of a batch in chunks of lists of about the same length, the longest first, so that little is padded.
-
-    What is computed for each list alone is the same in chunks, and what it takes on the way stays in the cache.
+) -> Iterator[tuple[NDArray[np.int64], PaddedLists]]:
+    """Iterate over the lists of a batch in chunks of similar length, the longest first, with little padding.
 
     Args:
         batch: lists in any order; empty ones are left out.
-        most_rows: rows of a chunk, padding included; a list that is longer is a chunk by itself.
+        most_rows: rows of a chunk, padding included; a longer list is a chunk by itself.
         most_padding: how many of these may be padding.
 
     Yields:
-        the numbers `[B, n]` of the rows in the batch, where padding has that of some other row, and the lists.
+        the indices `[B, n]` of the rows in the batch, arbitrary in the padding, and the lists.
     """
     offsets = batch.offsets.numpy(force=True)
     lengths = np.diff(offsets)
@@ -90,16 +91,16 @@ def by_length(
     while first < len(order):
         n = int(lengths[order[first]])
         chosen = order[first : first + max(1, most_rows // n)]
-        padding = np.cumsum(n - lengths[chosen])  # rises from 0, so that the first list is always taken
+        padding = np.cumsum(n - lengths[chosen])  # starts at 0, so the first list is always included
         chosen = chosen[: np.searchsorted(padding, most_padding, side="right")]
         first += len(chosen)
         where = np.arange(n) < lengths[chosen][:, None]
         rows = offsets[chosen][:, None] + np.arange(n) * where
-        yield rows, Padded.of_rows(batch, rows, None if where.all() else where)
+        yield rows, PaddedLists.of_rows(batch, rows, None if where.all() else where)
 
 
-Target = Callable[[Padded], NDArray[Any]]
-"""u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
+Target = Callable[[PaddedLists], NDArray[Any]]
+"""Computes u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class UtilityTarget:
     blend: float = 0.0
     floor: float = FLOOR
 
-    def __call__(self, lists: Padded) -> NDArray[np.float64]:
+    def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.table is not None  # noqa: S101 - the streams of a ranker have one
         return item_gains(
             lists.table,
@@ -123,7 +124,7 @@ class UtilityTarget:
 
 
 def dcg_discount(K: int) -> NDArray[np.float64]:
-    """1 / log₂(1 + k) for k = 1 … K.
+    """Return 1 / log₂(1 + k) for k = 1 … K.
 
     >>> dcg_discount(3).round(2).tolist()
     [1.0, 0.63, 0.5]
@@ -133,18 +134,18 @@ def dcg_discount(K: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class DiscountedGain:
-    """g_i / log₂(1 + k): ΔUtil (Eq. 8) of it is what a swap changes in DCG, LambdaRank's |Δ| (Burges 2010).
+    """g_i / log₂(1 + k): its ΔUtil (Eq. 8) is the change of DCG by a swap, LambdaRank's |Δ| (Burges 2010).
 
     Attributes:
         positions: K; an item further down gains nothing.
-        normalised: divide by the best that the list can reach, as nDCG does. For clicks that are weighed by their
-            propensities it is left out, as a ratio of two estimates is biased.
+        normalised: divide by the ideal DCG of the list, as nDCG does. Not used for propensity-weighted clicks, since a
+            ratio of two estimates is biased.
     """
 
     positions: int
     normalised: bool = False
 
-    def __call__(self, lists: Padded) -> NDArray[np.float64]:
+    def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.gain is not None  # noqa: S101 - the streams of LambdaRank have one
         gain = lists.gain if lists.where is None else np.where(lists.where, lists.gain, 0.0)
         discount = dcg_discount(self.positions)
@@ -155,31 +156,29 @@ class DiscountedGain:
         return np.asarray(gain[..., None] * discount)
 
 
-class BaselineConfig(BaseModel):
+class BaselineConfig(Settings):
     """What the rankers of other papers learn from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     learn_from: Literal["clicks", "relevance"] = Field(
-        "clicks", description="clicks, or the labels of the column relevance"
+        "clicks", description="clicks, or the labels in the column relevance"
     )
     propensity: str = Field(
         "none",
-        description="how clicks are weighed by 1 / examination: none, randomised, harvest, cpbm, em, or a file that "
-        "`urank propensity` wrote",
+        description="how clicks are weighted by 1 / examination: none, randomised, harvest, cpbm, em, or a file "
+        "written by `urank propensity`",
     )
-    clip: float = Field(CLIP, ge=1, description="the most that one click counts after weighing")
+    clip: float = Field(CLIP, ge=1, description="upper bound of the weight of a click")
 
 
 @dataclass(frozen=True, eq=False)
 class ClickGain:
-    """c_i · b_i / p(k_i, ·): a click, what it is worth, and how unlikely it was to be looked at.
+    """c_i · b_i / p(k_i, ·): a click times its value over the probability of examination.
 
     Attributes:
-        propensity: the estimate of examination; none for clicks as they are.
-        clip: the most that 1 / p counts.
+        propensity: the estimate of examination; None for unweighted clicks.
+        clip: upper bound of 1 / p.
         takes_value: whether the log has values.
-        positions: K; items further down were not shown, and have no click.
+        positions: K; items further down were not shown and have no click.
     """
 
     propensity: Propensity | None = None
@@ -202,7 +201,7 @@ class ClickGain:
 
 @dataclass(frozen=True)
 class LabelGain:
-    """2^y − 1 of the label y, as nDCG counts it; an item without a label counts as one with 0."""
+    """2^y − 1 of the label y, as in nDCG; a missing label counts as 0."""
 
     columns: tuple[str, ...] = ("relevance",)
 
@@ -211,7 +210,7 @@ class LabelGain:
 
 
 def gain_of(dataset: Dataset, config: BaselineConfig, propensity: Propensity | None) -> ClickGain | LabelGain:
-    """What each item of a log is worth by itself, as a configuration asks."""
+    """Return the gain of single items that a configuration asks for."""
     if config.learn_from == "clicks":
         return ClickGain(propensity, config.clip, takes_value=dataset.has("value"), positions=dataset.positions)
     if not dataset.has("relevance"):

@@ -1,4 +1,4 @@
-"""Policies: what gives every item of a logged list a new position. Evaluation takes policies and nothing else."""
+"""Policies, which give every item of a logged list a new position; evaluation takes policies only."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = ["Guarded", "LoggedOrder", "ModelPolicy", "Policy", "Random", "ScorerP
 
 
 class Policy(Protocol):
-    """Lists in, positions out."""
+    """Maps lists to positions."""
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         ...
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of the items that it looks at."""
+        """The columns of the items that it reads."""
         ...
 
     def positions(self, block: Block) -> NDArray[np.int64]:
-        """The 1-based position of every item `[rows]`, distinct within a list."""
+        """Return the 1-based position of every item `[rows]`, distinct within a list."""
         ...
 
 
 @dataclass(frozen=True)
 class LoggedOrder:
-    """The order of the log."""
+    """The logged order."""
 
     name: str = "logged"
     columns: tuple[str, ...] = ("position",)
@@ -53,7 +53,7 @@ class LoggedOrder:
 
 @dataclass(frozen=True)
 class Random:
-    """A random order, the same for the same list and seed wherever it stands in the data and however its items lie."""
+    """A random order that depends on the list and the seed only, not on the order of lists or items in the data."""
 
     seed: int = 0
     name: str = "random"
@@ -71,7 +71,7 @@ class Random:
 
 @dataclass(frozen=True, eq=False)
 class ModelPolicy:
-    """The order of a model by one of its methods."""
+    """The order by one of the methods of a model."""
 
     name: str
     model: RankingModel
@@ -88,7 +88,7 @@ class ModelPolicy:
 
 @dataclass(frozen=True, eq=False)
 class ScorerPolicy:
-    """By falling score of a scorer alone, such as one of another paper that knows no click model."""
+    """The order by falling score of a scorer without a click model, such as one of another paper."""
 
     name: str
     featurizer: Featurizer
@@ -107,8 +107,10 @@ class ScorerPolicy:
 
 @dataclass(frozen=True, eq=False)
 class TableMatch:
-    """The exact matching of a given click table. With the true one (`urank.lab.truth.true_table`) it is the KM
-    oracle of Section 5.3, the most that any order can earn."""
+    """The exact matching of a given click table.
+
+    With the true table (`urank.lab.truth.true_table`) it is the KM oracle of Section 5.3, an upper bound of all orders.
+    """
 
     name: str
     table: Callable[[Block], NDArray[np.float64]]
@@ -126,8 +128,8 @@ class TableMatch:
 class Guarded:
     """Another policy, kept close to the logged order.
 
-    It looks at the list that it is judged by, so inverse propensities, which count how often a policy meets a random
-    list by chance, do not hold for it; `urank.evaluation.guard_sweep` judges it without them.
+    Since it depends on the logged order itself, estimators by inverse propensities are not valid for it;
+    `urank.evaluation.guard_sweep` evaluates it without them.
     """
 
     policy: Policy

@@ -1,4 +1,4 @@
-"""From what items are worth to an order of each list: ragged lists in, 1-based positions out."""
+"""1-based positions of the items of ragged lists, from scores or click tables, and within a guard."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["METHODS", "Method", "expected_gain", "guarded_positions", "positions
 
 Method = Literal["score", "match", "ctr1"]
 METHODS: tuple[Method, ...] = ("score", "match", "ctr1")
-"""By falling score; by the exact matching of the click table; by the expected utility at position 1 (CTR-1)."""
+"""By falling score; by the exact matching of the click table; by expected utility at position 1 (CTR-1)."""
 
 
 def expected_gain(table: NDArray[np.float32], value: NDArray[Any] | None, method: Method) -> NDArray[np.float64]:
-    """What each item earns at each position `[rows, K]`, as the matching takes it; at the first `[rows]` for CTR-1."""
+    """Return the expected utility of each item at each position `[rows, K]`; at position 1 `[rows]` for CTR-1."""
     chances = table[:, 0] if method == "ctr1" else table
     values = values_or_ones(value, len(table))
     return np.asarray(np.exp(chances.astype(np.float64)) * (values if method == "ctr1" else values[:, None]))
 
 
 def positions_in_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The 1-based position `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
+    """Return the 1-based positions `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
     place = positions_by_score if values.ndim == 1 else match
     lengths = np.diff(offsets)
-    if len(lengths) and (lengths == lengths[0]).all():  # nothing is to be padded, and so nothing copied
+    if len(lengths) and (lengths == lengths[0]).all():  # no padding, no copy
         lists = values.reshape(len(lengths), lengths[0], *values.shape[1:])
         return place(lists).ravel()
     positions = np.empty(len(values), dtype=np.int64)
-    for rows, bounds in _of_like_length(offsets):
+    for rows, bounds in _groups_of_similar_length(offsets):
         where = where_items(bounds)
         positions[rows] = place(pad(values[rows], bounds), where=where)[where]
     return positions
@@ -43,17 +43,19 @@ def positions_in_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDAr
 def guarded_positions(
     positions: NDArray[np.int64], current: NDArray[Any], offsets: NDArray[np.int64], guard: Guard
 ) -> NDArray[np.int64]:
-    """The position `[rows]` that the guard allows."""
+    """Return the guarded positions `[rows]`."""
     kept = np.empty_like(positions)
-    for rows, bounds in _of_like_length(offsets):
+    for rows, bounds in _groups_of_similar_length(offsets):
         where = where_items(bounds)
         kept[rows] = guard.apply(pad(positions[rows], bounds), pad(current[rows], bounds), where=where)[where]
     return kept
 
 
-def _of_like_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
-    """The rows, and the offsets among them, of lists that are padded together: those of like length, within a factor of
-    two. A long one among many short ones would otherwise make all of them as long."""
+def _groups_of_similar_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
+    """Yield the rows and offsets of lists to be padded together, whose lengths are within a factor of two.
+
+    A long list among many short ones would otherwise pad all of them to its length.
+    """
     lengths = np.diff(offsets)
     sizes = np.frexp(lengths)[1]
     for size in np.unique(sizes):
@@ -62,5 +64,5 @@ def _of_like_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.boo
 
 
 def values_or_ones(value: NDArray[Any] | None, rows: int) -> NDArray[np.float32]:
-    """The values `[rows]`, 1 where there are none."""
+    """Return the values `[rows]`, or ones for None."""
     return np.ones(rows, dtype=np.float32) if value is None else np.asarray(value, dtype=np.float32)

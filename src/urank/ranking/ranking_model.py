@@ -1,4 +1,4 @@
-"""A model that ranks: the click table, a scorer that learned from it, and the order that either of them gives."""
+"""The ranking model: a click model, a scorer that learned from it, and the ranking of lists by either."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from urank.ranking.positions import (
 
 __all__ = ["RankingModel", "Scorer"]
 
-# What ranking takes for each position of a candidate: the table, its weights, and these again as padded lists.
+# Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Scorer(Protocol):
-    """What gives each item a score, s = Φ(f, b)."""
+    """Computes a score for each item, s = Φ(f, b)."""
 
     @property
     def family(self) -> str:
-        """`network` or `trees`."""
+        """`network`, `linear` or `trees`."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Scorer(Protocol):
         ...
 
     def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores `[rows]`."""
+        """Return scores `[rows]`."""
         ...
 
 
@@ -62,9 +62,9 @@ class RankingModel:
     """Ranks lists of candidates.
 
     Attributes:
-        clicks: gives P(click | item, k).
-        scorer: gives scores; none when only the click model was trained.
-        method: how it ranks unless told otherwise.
+        clicks: predicts P(click | item, k).
+        scorer: computes scores; None if only the click model was trained.
+        method: the default ranking method.
     """
 
     clicks: ClickModel
@@ -76,22 +76,22 @@ class RankingModel:
 
     @property
     def name(self) -> str:
-        """What it is made of, as `network on monotone ×3`."""
+        """Its components, such as `network on monotone ×3`."""
         return self.clicks.name if self.scorer is None else f"{self.scorer.family} on {self.clicks.name}"
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The methods it can rank by."""
+        """The available ranking methods."""
         return METHODS if self.scorer is not None else ("match", "ctr1")
 
     def log_ctr(self, items: Inputs | pl.DataFrame | pa.Table) -> NDArray[np.float32]:
-        """log P(click | item, position) `[rows, K]`."""
+        """Predict log P(click | item, position) `[rows, K]`."""
         return self.clicks.log_ctr(items)
 
     def score(self, items: Inputs | pl.DataFrame | pa.Table, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The score of each item `[rows]`; the value is that of the table where it is not given, and 1 without one."""
+        """Return the score of each item `[rows]`; `value` defaults to the column of that name, and to 1 without one."""
         if self.scorer is None:
-            raise ConfigError("this model has no scorer, only a click model; rank by match or ctr1")
+            raise ConfigError("this model has no scorer, only a click model; use method match or ctr1")
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
         value = _value_of(items) if value is None else value
         if value is None and self.scorer.takes_value:
@@ -106,8 +106,10 @@ class RankingModel:
         value: NDArray[Any] | None = None,
         method: Method | None = None,
     ) -> NDArray[np.int64]:
-        """The 1-based position of each item `[rows]` in its list; the lists lie between the offsets. Values as in
-        `score`."""
+        """Return the 1-based position of each item `[rows]` in its list, given the offsets of the lists.
+
+        Values as in `score`.
+        """
         method = self.method if method is None else method
         self._check(method)
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
@@ -127,21 +129,21 @@ class RankingModel:
         columns: Mapping[str, str] | None = None,
         memory: Memory = DEFAULT_MEMORY,
     ) -> pl.DataFrame:
-        """Rank candidates: a table of Polars, pandas or PyArrow, a row for each, or a path of Parquet or CSV files.
+        """Rank candidates in a table of Polars, pandas or PyArrow, a row for each, or in Parquet or CSV files.
 
         Args:
-            candidates: `query_id` and `session_id` tell which rows are one list, which must lie together; without
-                them all rows are one. Also the features, and `value` where a click is worth more on some items. Other
-                columns are ignored, so a log will do.
-            method: score, match or ctr1; the model's own when left out.
-            top: keep so many of each list; all when left out.
-            guard: how close to stay to the current order, as `shift:2` (see `Guard`); the column `position` has it.
-            columns: role -> the column that plays it, where names differ, as `{"query_id": "search"}`.
-            memory: what the work may take, besides the candidates and the result; a list that takes more is refused.
+            candidates: `query_id` and `session_id` identify the list of a row, and the rows of a list must be
+                contiguous; without them all rows are one list. Also the features and, if clicks differ in worth,
+                `value`. Other columns are ignored, so a log can be used.
+            method: score, match or ctr1; by default the model's own.
+            top: keep this many of each list; all by default.
+            guard: how close to stay to the current order, as `shift:2` (see `Guard`), given in the column `position`.
+            columns: role -> column, where names differ, as `{"query_id": "search"}`.
+            memory: working memory, besides the candidates and the result; a list that needs more is refused.
 
         Returns:
-            the ids, and for each candidate `position`, `score` (when there is a scorer), `click` (P(click) there; null
-            when it has no place) and `utility`, best first within each list.
+            the ids, and for each candidate `position`, `score` (with a scorer), `click` (P(click) there; null without a
+            place) and `utility`, best first within each list.
         """
         required = () if guard is None else ("position",)
         source = self.candidates(candidates, columns=columns, required=required, memory=memory)
@@ -155,13 +157,15 @@ class RankingModel:
         top: int | None = None,
         guard: Guard | str | None = None,
     ) -> Iterator[tuple[CandidateLists, pl.DataFrame]]:
-        """Rank all that `candidates` opened, some lists at a time and in their order: these, and what `rank` makes of
-        them. As many are worked on at once as torch has threads, while the next are read."""
+        """Yield lists of candidates, in their order, with their ranking as in `rank`.
+
+        As many batches of lists are ranked in parallel as torch has threads, while the next are read.
+        """
 
         def rank(some: CandidateLists) -> pl.DataFrame:
             return self.rank_lists(some, method=method, top=top, guard=guard)
 
-        return _in_turn(rank, prefetch(source.lists()), torch.get_num_threads())
+        return _parallel_map(rank, prefetch(source.lists()), torch.get_num_threads())
 
     def candidates(
         self,
@@ -171,10 +175,9 @@ class RankingModel:
         required: Collection[str] = (),
         memory: Memory = DEFAULT_MEMORY,
     ) -> Candidates:
-        """Open candidates with the features that the model needs, to be ranked some lists at a time.
+        """Open candidates with the features of the model, to be ranked in batches of lists.
 
-        A quarter of the memory is for all lists that are being read, ranked or written; a single list may take half of
-        it.
+        A quarter of the memory is for all lists that are being read, ranked or written; a single list may take half.
         """
         featurizer = self.clicks.featurizer
         inputs = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical)
@@ -197,7 +200,7 @@ class RankingModel:
         top: int | None = None,
         guard: Guard | str | None = None,
     ) -> pl.DataFrame:
-        """Rank some lists that `candidates` gave; see `rank`."""
+        """Rank some lists of `candidates`; see `rank`."""
         method = self.method if method is None else method
         self._check(method)
         if top is not None and top < 1:
@@ -205,7 +208,7 @@ class RankingModel:
         frame, offsets = lists.frame, lists.offsets
         inputs = self.clicks.featurizer.encode(frame)
         value = frame["value"].to_numpy() if "value" in frame.columns else None
-        score = table = None  # what the order needs is computed for all rows, the rest for those that are kept
+        score = table = None  # only what the order needs is computed for all rows
         if method == "score":
             score = self.score(inputs, value)
             position = positions_in_lists(score, offsets)
@@ -221,11 +224,11 @@ class RankingModel:
         if self.scorer is not None:
             few = None if value is None else value[rows]
             columns["score"] = self.score(inputs[rows], few) if score is None else score[rows]
-        columns |= self._earned(inputs, value, position, rows, table)
+        columns |= self._click_and_utility(inputs, value, position, rows, table)
         ids = [name for name in IDS if name in frame.columns]
         return frame.select(ids)[rows].with_columns(**columns)
 
-    def _earned(
+    def _click_and_utility(
         self,
         inputs: Inputs,
         value: NDArray[Any] | None,
@@ -233,7 +236,7 @@ class RankingModel:
         rows: NDArray[np.int64],
         table: NDArray[np.float32] | None,
     ) -> dict[str, Any]:
-        """The columns `click` and `utility` of these rows; without a table, it is computed for those with a place."""
+        """Return the columns `click` and `utility` of these rows; the table is computed if it is None."""
         placed = np.flatnonzero(position[rows] <= self.clicks.positions)
         chosen = rows[placed]
         known = self.log_ctr(inputs[chosen]) if table is None else table[chosen]
@@ -249,7 +252,7 @@ class RankingModel:
 
 
 def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
-    """The values that a table brings along."""
+    """Return the column `value` of a table; None if absent."""
     if isinstance(items, Inputs):
         return None
     names = items.columns if isinstance(items, pl.DataFrame) else items.column_names
@@ -257,7 +260,7 @@ def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
 
 
 def _best_first(position: NDArray[np.int64], offsets: NDArray[np.int64], top: int | None) -> NDArray[np.int64]:
-    """The rows of each list from the top, as many of them as are kept.
+    """Return the rows of each list from the top, at most `top` of each.
 
     >>> _best_first(np.array([2, 3, 1, 1]), np.array([0, 3, 4]), 2).tolist()
     [2, 0, 3]
@@ -267,9 +270,11 @@ def _best_first(position: NDArray[np.int64], offsets: NDArray[np.int64], top: in
     return rows if top is None else rows[position[rows] <= top]
 
 
-def _in_turn(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[tuple[T, R]]:
-    """Each item and what a function gives for it, in order, so many of them worked on at once. Each has a thread of
-    torch for itself: threads that share one item would wait for each other at every layer."""
+def _parallel_map(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[tuple[T, R]]:
+    """Map a function over items in parallel, and yield items and results in order.
+
+    Each item is processed with one torch thread: threads that share an item would wait for each other at every layer.
+    """
     waiting: deque[tuple[T, Future[R]]] = deque()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -286,4 +291,4 @@ def _in_turn(function: Callable[[T], R], items: Iterable[T], threads: int) -> It
                 for _, future in waiting:
                     future.cancel()
     finally:
-        torch.set_num_threads(threads)  # new threads would otherwise begin with what was set last
+        torch.set_num_threads(threads)  # otherwise new threads would start with the last setting

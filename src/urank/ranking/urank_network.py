@@ -1,7 +1,7 @@
-"""U-rank's scorer s = Φ(f, b) (Section 4.2): a network that learns the order of highest expected utility.
+"""U-rank's scorer s = Φ(f, b) (Section 4.2): a network trained to order lists by highest expected utility.
 
-The EM-like procedure of the paper: the current scores give positions, ΔUtil at these positions weighs the pairs, one
-step lowers the loss, and again. Training stops by the estimated utility of the validation split.
+The EM-like procedure of the paper: the current scores give positions, ΔUtil at these positions weights the pairs, one
+gradient step lowers the loss, and so on. Training stops early by the estimated utility of the validation split.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class ScoreNetwork(nn.Module):
-    """s = Φ(f, b): a backbone for the features; the value joins what it makes of them, and a layer mixes both.
+    """s = Φ(f, b): a backbone for the features, whose output a last hidden layer combines with the value.
 
     Without hidden layers the score is linear in the standardised features and the value.
     """
@@ -72,10 +72,10 @@ class ScoreNetwork(nn.Module):
         self.output = nn.Linear(width if self.mix is None else hidden[-1], 1)
 
     def forward(self, numeric: Tensor, categorical: Tensor, value: Tensor | None = None) -> Tensor:
-        """Scores `[rows]`; the values `[rows]` count only where the network was trained with them."""
+        """Return scores `[rows]`; the values `[rows]` are used only if the network was trained with values."""
         made: Tensor = self.backbone(numeric, categorical)
         if self.scale is not None:
-            assert value is not None  # noqa: S101 - callers that know of no values have a network without them
+            assert value is not None  # noqa: S101 - required if the log has values
             made = torch.cat([made, self.scale(value[:, None])], dim=1)
         if self.mix is not None:
             made = torch.relu(self.mix(made))
@@ -85,7 +85,7 @@ class ScoreNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class NetworkScorer:
-    """A fitted network as a ranker."""
+    """A scorer backed by a fitted network."""
 
     network: ScoreNetwork
 
@@ -98,7 +98,7 @@ class NetworkScorer:
         return self.network.scale is not None
 
     def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores `[rows]`, a chunk of rows at a time."""
+        """Return scores `[rows]`, computed in chunks."""
         self.network.eval()
         device = next(self.network.parameters()).device
         scores = np.empty(len(inputs), dtype=np.float32)
@@ -106,51 +106,51 @@ class NetworkScorer:
             step = chunk_rows(device)
             for start in range(0, len(inputs), step):
                 rows = slice(start, start + step)
-                # A column of Arrow or Polars is read-only, of which torch would warn.
+                # Columns of Arrow and Polars are read-only, which torch would warn about.
                 parts = (inputs.numeric[rows], inputs.categorical[rows], np.require(value[rows], requirements="W"))
                 scores[rows] = self.network(*(torch.from_numpy(part).to(device) for part in parts)).cpu().numpy()
         return scores
 
 
 def pad_tensor(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Values `[rows]` of a batch as padded lists `[B, n]`, and where there is an item; gradients pass through."""
+    """Pad the values `[rows]` of a batch to lists `[B, n]`, and return the mask; differentiable."""
     where = torch.from_numpy(where_items(batch.offsets.numpy(force=True))).to(values.device)
     return torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values), where
 
 
 def value_feature(dataset: Dataset) -> Numeric | None:
-    """The scale of the values in the train split; none when the log has no values."""
+    """Return the scale of the values in the train split; None if the log has no values."""
     if not dataset.has("value"):
         return None
     return Featurizer.fit(own_items(dataset, "train", ["value"]), ["value"], []).numeric[0]
 
 
-Kind = Literal["model", "counterfactual", "blend"]
+TargetKind = Literal["model", "counterfactual", "blend"]
 
 
 class RankerConfig(Settings):
-    """All that decides a ranker, but for its click model."""
+    """Settings of U-rank's scorer."""
 
-    target: Kind = Field(
+    target: TargetKind = Field(
         "model",
-        description="the utility u(i, k) that is maximised: what the click model expects (model), Eq. 3 on the logged "
-        "clicks (counterfactual, the paper's), or both (blend)",
+        description="the utility u(i, k) to maximise: the click model's expectation (model), Eq. 3 on the logged "
+        "clicks (counterfactual, as in the paper), or both (blend)",
     )
     blend: float = Field(0.5, ge=0, le=1, description="share of the counterfactual target in the blend")
-    floor: float = Field(FLOOR, gt=0, le=1, description="least that a logged click probability counts as in Eq. 3")
+    floor: float = Field(FLOOR, gt=0, le=1, description="lower bound of a logged click probability in Eq. 3")
     form: Form = Field("stable", description="the loss: stable, or paper (Eq. 9 as printed, with clipped scores)")
     sigma: float = Field(1.0, gt=0, description="σ of the pairwise logistic loss")
     clip: float = Field(5.0, gt=0, description="C: scores are clipped to [−C, C] in the paper's form of the loss")
-    backbone: Backbone = Field("mlp", description="what stands behind the scores: mlp or deepfm")
+    backbone: Backbone = Field("mlp", description="network architecture: mlp or deepfm")
     hidden: tuple[int, ...] = Field((128, 64), description="sizes of the hidden layers; none for a linear score")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units left out at each step")
-    warm_start: bool = Field(False, description="start from the hidden layers of the click model")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units dropped at each step")
+    warm_start: bool = Field(False, description="initialise with the hidden layers of the click model")
     training: TrainingConfig = TrainingConfig(epochs=12, learning_rate=2e-3, weight_decay=1e-3)
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @property
     def objective(self) -> UtilityTarget:
-        """The target with λ, the share of Eq. 3 in it."""
+        """The target, with λ the share of Eq. 3."""
         return UtilityTarget({"model": 0.0, "counterfactual": 1.0, "blend": self.blend}[self.target], self.floor)
 
 
@@ -166,12 +166,12 @@ def fit_urank(
     """Train the scorer on a prepared log.
 
     Args:
-        dataset: train teaches, valid stops, test is not looked at.
-        clicks: the click model; its table is what the utility is computed from.
+        dataset: trains on train, stops early on valid, does not read test.
+        clicks: the click model, from whose table the utility is computed.
         config: settings.
-        table: what gives P(click | item, k) `[rows, K]` in place of the click model, such as the truth of a simulation.
-        checkpoint: a file from which a run that was killed goes on.
-        report: told how far it is.
+        table: computes P(click | item, k) `[rows, K]` instead of the click model, such as an oracle.
+        checkpoint: file from which an interrupted run resumes.
+        report: Progress callback.
     """
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
@@ -193,16 +193,16 @@ def fit_by_swaps(
     report: Report = silent,
     name: str = "train ranker",
 ) -> tuple[NetworkScorer, History]:
-    """Train a network in place so that its order earns the most by a target, whatever that is: the E and M steps.
+    """Train a network in place to maximise a target by E and M steps.
 
     Args:
-        network: gives the scores.
-        splits: train and valid, with lists that the target understands.
-        target: u(i, k) of some lists.
-        config: the form of the loss, the steps and the seed.
-        checkpoint: a file from which a run that was killed goes on.
-        report: told how far it is.
-        name: of the step that is reported.
+        network: computes the scores.
+        splits: train and valid, with the columns that the target needs.
+        target: computes u(i, k) of some lists.
+        config: the form of the loss, the training and the seed.
+        checkpoint: file from which an interrupted run resumes.
+        report: Progress callback.
+        name: of the step in progress reports.
     """
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
@@ -224,14 +224,12 @@ def fit_by_swaps(
 
 
 def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerConfig) -> Tensor:
-    """The mean over the lists of a batch of U-rank's loss, with positions and weights from the scores as they are.
-
-    The lists are taken in chunks by length, which changes nothing but the order of a sum.
+    """Compute the mean of U-rank's loss over the lists of a batch, with positions and weights by the current scores.
 
     Args:
-        scores: `[rows]`, with their gradients.
+        scores: `[rows]`, with gradients.
         batch: the lists.
-        target: u(i, k) of some lists.
+        target: computes u(i, k) of some lists.
         config: the form of the loss.
     """
     known = scores.numpy(force=True)
@@ -245,7 +243,7 @@ def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerC
 
 
 def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> float:
-    """The mean utility of the lists of a split in the order of the scores, by the target that is trained on."""
+    """Return the mean utility of the lists of a split in the order of the scores, by the training target."""
     device = next(network.parameters()).device
     network.eval()
     total, lists = 0.0, 0
@@ -257,17 +255,17 @@ def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> flo
                 positions = positions_by_score(scores[rows], where=padded.where)
                 total += float(earned(target(padded), positions).sum())
             lists += len(batch.offsets) - 1
-    earnings, count = distributed.all_reduce_sum([total, lists])
-    return earnings / max(count, 1)
+    utility, count = distributed.all_reduce_sum([total, lists])
+    return utility / max(count, 1)
 
 
 def build_scorer(featurizer: Featurizer, value: Numeric | None, config: RankerConfig) -> ScoreNetwork:
-    """The network that a configuration asks for."""
+    """Build the network of a configuration."""
     return ScoreNetwork(featurizer, value, backbone=config.backbone, hidden=config.hidden, dropout=config.dropout)
 
 
 def _warm_start(network: ScoreNetwork, clicks: ClickModel) -> None:
-    """Take over what the click model makes of the features."""
+    """Copy the backbone of the click model."""
     member = next((member for member in clicks.members if isinstance(member, NetworkClicks)), None)
     if member is None:
         raise ConfigError(f"warm_start needs a click model that is a network; got {clicks.name}")
@@ -275,5 +273,5 @@ def _warm_start(network: ScoreNetwork, clicks: ClickModel) -> None:
         network.backbone.load_state_dict(member.network.backbone.state_dict())
     except RuntimeError as error:
         raise ConfigError(
-            "warm_start needs a ranker with the backbone and the hidden layers of its click model; they differ"
+            "warm_start needs the same backbone and hidden layers in ranker and click model; they differ"
         ) from error

@@ -1,19 +1,19 @@
-"""U-rank's scorer as trees: LightGBM grows them by the derivatives of the loss of U-rank (Eq. 9, its stable form).
+"""U-rank's scorer as LightGBM trees, trained by the derivatives of the loss (Eq. 9, stable form).
 
-Before each tree the scores of all trees so far give positions, ΔUtil at these positions weighs the pairs, and the tree
-is a Newton step on the loss with these weights: the EM-like procedure of the paper, a tree for a step. As for networks,
-training stops by the estimated utility of the validation split.
+Before each tree the scores of all trees so far give positions, ΔUtil at these positions weights the pairs, and the tree
+is a Newton step on the loss with these weights: the EM-like procedure of the paper, one tree per step. As for networks,
+training stops early by the estimated utility of the validation split.
 
-Two choices that LightGBM's own `lambdarank` makes otherwise:
+Two differences to LightGBM's own `lambdarank`:
 
-- The derivatives are the true ones, not normalised by list: a list with more to earn counts more. They are multiplied
-  by one constant that brings the mean second derivative, before the first tree, to 1. Newton steps do not change by it;
-  it only gives `l2`, and LightGBM's least sum of second derivatives in a leaf, the same meaning in every unit of value.
-- Where scores are equal, as all are before the first tree, a random order of the list decides, drawn once from the
-  seed. By the order of the log the first trees would learn most about what the logger put on top, and the estimated
-  utility would credit them with the logger's work. (The finished trees were as good either way, in eight trials.)
+- The derivatives are not normalised by list: a list with more to earn counts more. They are scaled by one constant
+  that brings the mean second derivative before the first tree to 1. This does not change Newton steps, but makes `l2`
+  and LightGBM's minimal sum of second derivatives in a leaf independent of the unit of value.
+- Ties, as before the first tree, are broken by a random order of each list, drawn once from the seed. In the logged
+  order, the first trees would mostly learn the logging policy, and the estimated utility would credit them with its
+  work. (The finished trees were as good either way, in eight trials.)
 
-σ only sets the unit of the scores: a Newton step is the shorter the larger it is, and the trees rank the same.
+σ only sets the unit of the scores: the larger it is, the shorter a Newton step, and the trees rank the same.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from urank.log.dataset import Dataset
 from urank.log.ragged import order_by_score
 from urank.progress import Report, silent
 from urank.ranking.losses import swap_derivatives, swaps
-from urank.ranking.objectives import Padded, Target
+from urank.ranking.objectives import PaddedLists, Target
 from urank.ranking.urank_network import RankerConfig
 
 __all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps", "tree_streams"]
 
 CHUNK_PAIRS = 2**19
-"""Pairs of items and places that are worked on at once: enough to be worth the calls, few enough for the cache."""
+"""Pairs of items and places per chunk: enough to amortise the calls, few enough for the cache."""
 
 
 class TreesConfig(GrowthConfig):
-    """What decides how the trees grow."""
+    """Settings of the trees."""
 
     l2: float = Field(
-        1.0, ge=0, description="L2 regularisation of the values of the leaves; 1 weighs as much as a mean impression"
+        1.0, ge=0, description="L2 regularisation of leaf values; 1 weighs as much as an average impression"
     )
     early_stopping: int = Field(
-        20, ge=1, description="stop after so many trees without a better estimated utility of the valid split"
+        20, ge=1, description="trees without a better estimated utility of the valid split before training stops"
     )
 
 
 @dataclass(frozen=True)
 class TreesScorer(TreeModel):
-    """Fitted trees as a ranker; two with the same text are the same ranker."""
+    """A scorer backed by fitted trees; equal texts are equal scorers."""
 
     @classmethod
     def from_text(cls, text: str, featurizer: Featurizer, takes_value: bool) -> TreesScorer:
-        """What `to_text` gave.
+        """Parse the output of `to_text`.
 
         Raises:
-            DataError: when it is not the text of a LightGBM model, or of one with other features.
+            DataError: if it is not the text of a LightGBM model with these features.
         """
         extra = "value" if takes_value else None
         return cls(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
@@ -83,7 +83,7 @@ class TreesScorer(TreeModel):
         return self.extra is not None
 
     def score(self, inputs: Inputs, value: NDArray[np.float32]) -> Floats:
-        """Scores `[rows]`; the values `[rows]` count only if it was trained on values."""
+        """Return scores `[rows]`; the values `[rows]` are used only if it was trained on values."""
         return self.predict(inputs, value)
 
 
@@ -96,31 +96,31 @@ def fit_trees(
     table: Callable[[Inputs], NDArray[np.float32]] | None = None,
     report: Report = silent,
 ) -> tuple[TreesScorer, History]:
-    """Grow the scorer on a prepared log.
+    """Train the scorer on a prepared log.
 
-    What each item of train and valid would earn at each position is computed once and kept in memory, 4 · K bytes for
-    each impression, beside LightGBM's bins, a byte or two for each feature of it. When that is more than the memory of
-    the dataset has room for, the trees grow on a sample of its queries.
+    The gain of each item of train and valid at each position is computed once and kept in memory, 4 · K bytes per
+    impression, beside LightGBM's bins, a byte or two per feature. If that exceeds the memory of the dataset, a sample
+    of its queries is used.
 
     Args:
-        dataset: train teaches, valid stops, test is not looked at. Without valid all trees are grown.
-        clicks: the click model; its table is what the utility is computed from.
-        config: the target, σ and the seed; the rest of it is about networks.
-        trees: how the trees grow.
-        table: what gives P(click | item, k) `[rows, K]` in place of the click model, such as the truth of a simulation.
-        report: told how far it is.
+        dataset: trains on train, stops early on valid, does not read test; without valid, all trees are grown.
+        clicks: the click model, from whose table the utility is computed.
+        config: the target, σ and the seed; other settings are for networks.
+        trees: settings of the trees.
+        table: computes P(click | item, k) `[rows, K]` instead of the click model, such as an oracle.
+        report: Progress callback.
 
     Returns:
-        the scorer, and a round for each tree: the negative utility of train before it and of valid with it. The scorer
-        has the trees up to the best of these rounds.
+        the scorer, with the trees up to the best round, and a round for each tree: the negative utility of train before
+        it and of valid with it.
 
     Raises:
-        ConfigError: when the paper's form of the loss is asked for.
-        DataError: when the train split is empty.
+        ConfigError: if the loss has the paper's form.
+        DataError: if the train split is empty.
     """
     if config.form == "paper":
         raise ConfigError(
-            "form must be 'stable' for trees, as the paper's has negative second derivatives; got 'paper'"
+            "form must be 'stable' for trees, since the paper's form has negative second derivatives; got 'paper'"
         )
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     streams = tree_streams(dataset, clicks.featurizer, trees, table=look_up)
@@ -135,7 +135,7 @@ def tree_streams(
     table: Callable[[Inputs], NDArray[np.float32]] | None = None,
     gain: Gain | None = None,
 ) -> list[Stream]:
-    """Train and valid, or as many of their queries as trees can hold."""
+    """Return train and valid, or as many of their queries as fit into memory."""
     fits = sample_for_trees(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
     return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
 
@@ -143,14 +143,14 @@ def tree_streams(
 def grow_by_swaps(
     streams: Sequence[Stream], target: Target, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
 ) -> tuple[TreesScorer, History]:
-    """Grow trees whose order earns the most by a target, whatever that is.
+    """Train trees to maximise a target.
 
     Args:
-        streams: of the splits train and valid, with lists that the target understands.
-        target: u(i, k) of some lists.
+        streams: train and valid, with the columns that the target needs.
+        target: computes u(i, k) of some lists.
         config: σ and the seed.
-        trees: how the trees grow.
-        report: told how far it is.
+        trees: settings of the trees.
+        report: Progress callback.
     """
     dataset, featurizer = streams[0].dataset, streams[0].featurizer
     if dataset.rows("train") == 0:
@@ -171,13 +171,13 @@ def grow_by_swaps(
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some lists of the same length: the numbers of their rows `[B, n]`, and what these would earn `[B, n, K]`."""
+    """Lists of equal length: the indices of their rows `[B, n]`, and their gains `[B, n, K]`."""
 
     rows: NDArray[np.int64]
     gains: Floats
 
     def earned(self, order: NDArray[np.int64]) -> float:
-        """What all lists earn, as `utility.earned` has it, when these items `[B, n]` stand at their places."""
+        """Return the total gain with the items in this order `[B, n]`; see `utility.earned`."""
         B, n, K = self.gains.shape
         places = np.arange(min(n, K))
         found = np.take_along_axis(self.gains.reshape(B, n * K), K * order[:, : len(places)] + places, axis=1)
@@ -186,14 +186,13 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class SplitGains:
-    """What the items of a split would earn at each position, in chunks of lists of the same length.
+    """The gains of the items of a split at each position, in chunks of lists of equal length.
 
-    So nothing is padded, and what a chunk needs on the way stays in the cache of a core.
+    Nothing is padded, and the working set of a chunk fits into the cache of a core.
 
     Attributes:
-        chunks: which together hold all rows.
-        rows: the number of rows.
-        lists: the number of lists.
+        chunks: all lists.
+        rows, lists: counts.
     """
 
     chunks: tuple[Chunk, ...]
@@ -208,7 +207,7 @@ class SplitGains:
         seed: int,
         report: Report = silent,
     ) -> SplitGains:
-        """Compute them for a split of a prepared log, a row group at a time."""
+        """Compute the gains of a split of a prepared log, a row group at a time."""
         rng = np.random.default_rng(seed)
         chunks: list[Chunk] = []
         rows = lists = 0
@@ -223,7 +222,7 @@ class SplitGains:
     def derivatives(
         self, scores: NDArray[Any], *, sigma: float = 1.0, pool: Executor | None = None
     ) -> tuple[Floats, Floats, float]:
-        """Derivatives of the loss, summed over all lists, by each score `[rows]`, and the mean utility of the lists."""
+        """Return the derivatives of the total loss by each score `[rows]`, and the mean utility of the lists."""
         scores = scores.astype(np.float32)
         gradient, hessian = np.empty_like(scores), np.empty_like(scores)
 
@@ -237,7 +236,7 @@ class SplitGains:
         return gradient, hessian, total / self.lists
 
     def utility(self, scores: NDArray[Any]) -> float:
-        """The mean utility of the lists in the order of the scores `[rows]`."""
+        """Return the mean utility of the lists in the order of the scores `[rows]`."""
         scores = scores.astype(np.float32)
         return sum(chunk.earned(order_by_score(scores[chunk.rows])) for chunk in self.chunks) / self.lists
 
@@ -249,7 +248,7 @@ def _chunks(lists: ListArrays, first_row: int, target: Target, K: int, rng: np.r
         step = max(1, CHUNK_PAIRS // (int(n) * min(int(n), K)))
         for start in range(0, len(of_length), step):
             rows = of_length[start : start + step]
-            gains = target(Padded.of_rows(lists, rows))
+            gains = target(PaddedLists.of_rows(lists, rows))
             yield Chunk(first_row + rows, gains.astype(np.float32))
 
 
@@ -261,7 +260,7 @@ def _grow(
     params: dict[str, Any],
     report: Report,
 ) -> tuple[lightgbm.Booster, History]:
-    """Grow trees until the utility of valid, if there is one, no longer rises."""
+    """Grow trees until the utility of valid, if there is one, stops rising."""
     history, started = History(), time.perf_counter()
     train_utility, scale = 0.0, np.float32(0)
 

@@ -1,8 +1,8 @@
-"""The utility of an order: what the items earn, in expectation, at the positions they were given.
+"""Expected utility of an order (Eq. 1), its counterfactual estimate (Eq. 3), and the gain of a swap (Eq. 8).
 
-Everything here reads the click table, `table[b, i, k - 1] = P(click | item i of list b shown at position k)`, on padded
+All functions read the click table, `table[b, i, k - 1] = P(click | item i of list b shown at position k)`, on padded
 lists `[B, n]` with a mask. An order is `positions[B, n]`, the 1-based position of each item: distinct within a list,
-gaps allowed. An item has a place when its position is at most `K` and at most the cutoff; without a place it earns 0.
+gaps allowed. An item has a place if its position is at most `K` and the cutoff; without one it earns 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 FLOOR = 0.01
-"""The least that a logged click probability counts as when a click is divided by it, unless told otherwise."""
+"""Default lower bound of a logged click probability when a click is divided by it."""
 
 
 def utility(
@@ -38,21 +38,21 @@ def utility(
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = None,
 ) -> NDArray[np.float64]:
-    """The expected utility of each list (Section 3, Eq. 1).
+    """Compute the expected utility of each list (Section 3, Eq. 1).
 
         U = Σ_i table[i, k_i] · b_i      over the items with k_i ≤ min(K, cutoff)
 
     Args:
         table: `[B, n, K]`, the click probability of each item at each position.
         positions: `[B, n]`, the 1-based position k_i of each item.
-        value: `[B, n]`, the value b_i of a click on each item; 1 when not given, so that the utility counts clicks.
-        where: `[B, n]`, true where there is an item; all true when not given.
-        cutoff: count only this many first positions; all K when not given.
+        value: `[B, n]`, the value b_i of a click on each item; 1 by default, so that the utility counts clicks.
+        where: `[B, n]`, true where there is an item; all by default.
+        cutoff: count only this many first positions; all K by default.
 
     Returns:
         `[B]`, in float64.
 
-    The apps of the paper's introduction in miniature: the first is more relevant, but hardly minds its position.
+    The apps of the paper's introduction in miniature: the first is more relevant, but depends little on its position.
 
     >>> table = np.array([[[0.50, 0.48], [0.45, 0.30]]])
     >>> utility(table, np.array([[1, 2]])).round(2).tolist()
@@ -74,7 +74,7 @@ def utility_of_items(
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = None,
 ) -> NDArray[np.float64]:
-    """What each item adds to the utility of its list: the terms of Eq. 1, `[B, n]`. Arguments as for `utility`.
+    """Compute the terms of Eq. 1, the utility of each item, `[B, n]`. Arguments as for `utility`.
 
     >>> table = np.array([[[0.50, 0.48], [0.45, 0.30], [0.40, 0.20]]])
     >>> utility_of_items(table, np.array([[2, 1, 3]])).tolist()
@@ -85,25 +85,25 @@ def utility_of_items(
     clicks = np.where(placed, _look_up(table, positions[..., None])[..., 0], 0.0)
     outside = ~((clicks >= 0) & (clicks <= 1))
     if outside.any():
-        raise ValueError(f"table must hold probabilities from 0 to 1; got {clicks[outside][0]}")
+        raise ValueError(f"table must contain probabilities from 0 to 1; got {clicks[outside][0]}")
     if value is None:
         return clicks
-    # Zero before the product: what stands in the padding of `value` means nothing and may be infinite.
+    # Zero before the product: the padding of `value` is arbitrary and may be infinite.
     return clicks * np.where(placed, _check_value(value, mask), 0.0)
 
 
 def inverse_logged(
     table: NDArray[Any], logged: NDArray[Any], *, where: NDArray[np.bool_] | None = None, floor: float = FLOOR
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """1 / P(c_{i, k_i^h} = 1), by which Eq. 3 multiplies a click, and where the floor took its place, both `[B, n]`.
+    """Compute the click weight of Eq. 3, 1 / P(c_{i, k_i^h} = 1), and where it is floored, both `[B, n]`.
 
     Args:
         table: `[B, n, K]`.
         logged: `[B, n]`, the position k_i^h at which each item was shown, from 1 up. An item below position K was not
             shown and has no click to be multiplied: its weight is 0.
         where: `[B, n]`, true where there is an item; 0 is returned elsewhere.
-        floor: the least that the probability counts as. Without it one click on an item that the model thought
-            would never be clicked outweighs a whole log; with it such clicks count less than they should.
+        floor: lower bound of the probability. Without it, a click on an item that the model predicts to be never
+            clicked outweighs a whole log; with it, such clicks count less than they should.
 
     >>> weight, floored = inverse_logged(np.array([[[0.5, 0.25], [0.1, 0.004]]]), np.array([[1, 2]]), floor=0.01)
     >>> weight.tolist(), floored.tolist()
@@ -118,7 +118,7 @@ def inverse_logged(
     probability = np.where(mask, _look_up(table, logged[..., None])[..., 0], 1.0)
     floored = mask & (probability < floor)
     if (mask & (probability <= 0) & (floor == 0)).any():
-        raise ValueError("table must be above 0 at the logged positions when there is no floor; got 0.0")
+        raise ValueError("table must be above 0 at the logged positions if floor is 0; got 0.0")
     return np.where(mask, 1 / np.maximum(probability, floor), 0.0), floored
 
 
@@ -132,22 +132,22 @@ def item_gains(
     blend: float = 0.0,
     floor: float = FLOOR,
 ) -> NDArray[np.float64]:
-    """u(i, k), what each item would earn at each position, `[B, n, K]`: what U-rank's loss is made of.
+    """Compute u(i, k), the gain of each item at each position, `[B, n, K]`, from which U-rank's loss is built.
 
         u(i, k) = table[i, k] · b_i · ((1 − λ) + λ · c_i / table[i, k_i^h])
 
-    With λ = 1 it is the paper's, the terms of Eq. 3: unbiased, but zero for every item that was not clicked. With λ = 0
-    it is what the click model expects: far less noisy, and as biased as the model. Between them, a blend of both.
+    With λ = 1 these are the paper's, the terms of Eq. 3: unbiased, but zero for every item that was not clicked. With
+    λ = 0 they are the click model's expectation: far less noisy, and as biased as the model.
 
     Args:
         table: `[B, n, K]`, the click probability of each item at each position.
-        value: `[B, n]`, the value b_i; 1 when not given.
+        value: `[B, n]`, the value b_i; 1 by default.
         click: `[B, n]`, the logged clicks c_i; needed when λ > 0.
         logged: `[B, n]`, the logged positions k_i^h; needed when λ > 0. An item below position K was not shown, and
-            has the share (1 − λ) alone.
-        where: `[B, n]`, true where there is an item; all true when not given.
+            gets the share (1 − λ) alone.
+        where: `[B, n]`, true where there is an item; all by default.
         blend: λ, from 0 to 1.
-        floor: the least that the logged probability counts as.
+        floor: lower bound of the logged probability.
 
     >>> table = np.array([[[0.5, 0.4], [0.4, 0.2]]])
     >>> item_gains(table, click=np.array([[0, 1]]), logged=np.array([[1, 2]]), blend=1.0).tolist()
@@ -166,7 +166,7 @@ def item_gains(
 
 
 def earned(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
-    """What the lists earn in this order, `[B]`: the sum of u(i, k_i); padding has no gains and so counts nothing.
+    """Compute the gain of each list in this order, `[B]`: Σ u(i, k_i); padding has no gains and counts nothing.
 
     >>> earned(np.array([[[0.50, 0.48], [0.45, 0.30]]]), np.array([[2, 1]])).round(2).tolist()
     [0.93]
@@ -177,7 +177,7 @@ def earned(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
 def delta_utility(
     gains: NDArray[Any], positions: NDArray[Any], *, columns: NDArray[Any] | None = None
 ) -> NDArray[np.float64]:
-    """What a list would gain if two of its items swapped places (Eq. 8), for all pairs at once.
+    """Compute the gain of swapping two items of a list (Eq. 8), for all pairs at once.
 
         ΔUtil(i, j) = u(i, k_j) + u(j, k_i) − u(i, k_i) − u(j, k_j)
 
@@ -186,8 +186,8 @@ def delta_utility(
     Args:
         gains: `[B, n, K]`, u(i, k).
         positions: `[B, n]`, the 1-based position of each item.
-        columns: `[B, m]`, the items j that matter; all n when not given. Two items without a place gain nothing from a
-            swap, so those with a place are enough, and a list of n items costs n · K, not n².
+        columns: `[B, m]`, the items j to consider; all n by default. Two items without a place gain nothing from a
+            swap, so those with a place suffice, and a list of n items costs n · K, not n².
 
     Returns:
         `[B, n, m]`, in float64.
@@ -214,7 +214,7 @@ def has_place(
     where: NDArray[np.bool_] | None = None,
     cutoff: int | None = None,
 ) -> NDArray[np.bool_]:
-    """The items that have a place, `[B, n]`: those at positions up to min(K, cutoff). Arguments as for `utility`.
+    """Return which items have a place, `[B, n]`: those up to position min(K, cutoff). Arguments as for `utility`.
 
     >>> has_place(np.zeros((1, 3, 2)), np.array([[3, 1, 2]])).tolist()
     [[False, True, True]]
@@ -232,9 +232,7 @@ def has_place(
 
 
 def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """The mask `[B, n]` of an order, all true when `where` is not given; refuses what is not an order.
-
-    An order gives each item of a list a position of its own, a whole number from 1 up.
+    """Validate an order and return its mask `[B, n]`: positions are integers from 1 up, distinct within a list.
 
     >>> check_order(np.array([[3, 1]])).tolist()
     [[True, True]]
@@ -253,7 +251,7 @@ def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None)
         )
     if (too_low := mask & (positions < 1)).any():
         raise ValueError(f"positions must be whole numbers from 1 up; got {positions[too_low][0]}")
-    # Padding gets the keys 0, -1, -2, …, which no item has and of which no two are the same.
+    # Padding gets the distinct keys 0, -1, -2, …, which no item has.
     keys = np.sort(np.where(mask, positions.astype(np.int64), -np.arange(positions.shape[1])), axis=-1)
     repeated = np.argwhere(keys[:, 1:] == keys[:, :-1])
     if len(repeated) > 0:
@@ -263,7 +261,7 @@ def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None)
 
 
 def check_cutoff(cutoff: int | None) -> None:
-    """Refuse a cutoff that is not a number of positions.
+    """Validate a cutoff.
 
     >>> check_cutoff(0)
     Traceback (most recent call last):
@@ -282,7 +280,7 @@ def _check_value(value: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def _look_up(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
-    """gains[b, i, k - 1] for the positions `[B, n or 1, m]` to look up, `[B, n, m]`; 0 where there is no such place."""
+    """Return gains[b, i, k - 1] at the positions `[B, n or 1, m]`, `[B, n, m]`; 0 where there is no such place."""
     exists = (positions >= 1) & (positions <= gains.shape[2])
     found = np.take_along_axis(gains, np.where(exists, positions, 1) - 1, axis=2)
     return np.where(exists, found, 0).astype(np.float64)

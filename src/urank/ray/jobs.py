@@ -45,7 +45,7 @@ from urank.progress import Report, silent
 from urank.ranking.guard import Guard
 from urank.ranking.positions import Method
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.ranking.utility import FLOOR
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers

@@ -2,147 +2,351 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite, isnan, nan
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.text import Text
 
-from urank.evaluation.policy_evaluation import LEVELS, MISFIT_LEVEL, Cell, Specification
+from urank.evaluation.policy_evaluation import CALIBRATION_LEVELS, MISFIT_LEVEL, Cell, Specification
 from urank.log.splits import SPLITS
-from urank.report.style import COLOURS, plain_label
-from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, percent, terminal_table
+from urank.report.page import Chart, Section, write_page
+from urank.report.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    RED,
+    draw_interval,
+    legend,
+    new_axes,
+    plain_label,
+    style_axes,
+    wrapped_label,
+)
+from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, percent, print_tables
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from urank.evaluation.intervals import Comparison, Interval
     from urank.evaluation.policy_evaluation import Evaluation, PolicyValue
-    from urank.report.page import Chart, Section
-    from urank.report.tables import Units
 
 __all__ = [
-    "all_positions",
-    "best_policy",
-    "calibration_sentence",
-    "calibration_tables",
+    "ReferenceValues",
+    "calibration_table",
     "cutoffs_plot",
+    "difference_colour",
     "differences_plot",
+    "draw_reference",
     "estimates_plot",
     "estimator_table",
     "evaluation_sections",
     "evaluation_sentence",
-    "evaluation_tables",
-    "how_it_is_made",
-    "how_it_is_supported",
-    "how_it_is_tested",
+    "evaluation_units",
+    "method_paragraphs",
     "policy_table",
     "print_evaluation",
-    "ranked",
+    "support_section",
     "support_table",
-    "told_apart",
-    "units_of",
     "write_evaluation",
 ]
 
+SIGNIFICANCE = 0.05
+"""The p-value below which a policy differs significantly from the logged order; its 95 % interval then excludes 0."""
 _MOST_CELLS = 20
+_STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
+_IN_WORDS = {
+    "direct": "the click model alone",
+    "ratio": "Eq. 3",
+    "self_normalised": "Eq. 3 (self-normalised)",
+    "doubly_robust": "the doubly robust estimator",
+    "ips": "inverse propensities",
+    "snips": "inverse propensities (self-normalised)",
+}
+_METHOD = {
+    "direct": "each item earns the click model's expectation at its new position",
+    "ratio": "each logged click is transferred to the item's new position and weighted by the ratio of the click "
+    "probabilities there and at the logged position (Eq. 3 of the paper)",
+    "self_normalised": "each logged click is transferred to the item's new position (Eq. 3 of the paper), and the sum "
+    "is divided by its expectation under the click model",
+    "doubly_robust": "each item earns the click model's expectation at its new position, corrected by the difference "
+    "between logged and expected clicks",
+    "ips": "clicks on items that keep their logged position count, each divided by the probability that the logging "
+    "policy put the item there",
+    "snips": "clicks on items that keep their logged position count, each divided by the probability that the logging "
+    "policy put the item there, and the sum is divided by that of these weights",
+}
+_INTERVALS = (
+    "A query is one observation, however many lists it has. Differences are paired by query, so two policies may "
+    "differ significantly although their own intervals overlap. Percentages are relative to the logged order. Each "
+    "interval holds for its own number: the best of many policies looks better than it is."
+)
+_LIMITS = (
+    "What the numbers cannot show: whether a click also depends on the items around it (they assume that it depends on "
+    "the item and its position alone); whether the click model is wrong in a way that its test on the log misses; the "
+    "value of items that these lists did not contain; and whether people will click as they did in this log. Only an "
+    "experiment shows that."
+)
+_SUPPORT = (
+    "As logged: the share of a policy's placements that occur in the log. Effective: the effective sample size of "
+    "their weights. Floored: the share with a logged click probability below the floor of {floor:g}, which count for "
+    "less than they should."
+)
+_COVERAGE = " Coverage: the share of the placements that the logging policy could have produced, 100 % up to chance."
 
 
-def evaluation_tables(evaluation: Evaluation) -> Iterator[Table]:
-    """Everything there is to tell, in order."""
-    yield policy_table(evaluation)
-    yield estimator_table(evaluation)
-    yield support_table(evaluation)
-    found = list(calibration_tables(evaluation.specification))
-    yield from found or [Table(("click model", ""), [("calibration", calibration_sentence(evaluation.specification))])]
+@dataclass(frozen=True)
+class ReferenceValues:
+    """Known utilities of the policies, to be shown beside their estimates.
+
+    Attributes:
+        noun: what they are, in a legend or a sentence, such as "truth".
+        adjective: the prefix of their columns, such as "true".
+        utility: policy -> utility over all positions.
+        difference: policy -> difference to the logged order.
+        explanation: a paragraph about their origin.
+    """
+
+    noun: str
+    adjective: str
+    utility: Mapping[str, float]
+    difference: Mapping[str, float]
+    explanation: str
+
+    def columns(self, policies: Sequence[str], units: Units, K: int) -> dict[str, list[str]]:
+        """Return the table columns of these policies: utilities, and gains in percent of the logged order's."""
+        own_units = Units.of(self.utility[policies[0]])
+        gains = [own_units.change(self.difference[name]) if name in self.difference else UNKNOWN for name in policies]
+        return {
+            f"{self.adjective}@{K}": [units.amount(self.utility[name]) for name in policies],
+            f"{self.adjective} gain": gains,
+        }
+
+    def scaled_differences(self, policies: Sequence[str], logged: str, *, in_percent: bool) -> list[float]:
+        """Return the differences of these policies, if asked in percent of the logged order's utility."""
+        scale = 100 / (self.utility[logged] or nan) if in_percent else 1.0
+        return [self.difference[name] * scale for name in policies]
 
 
-def all_positions(evaluation: Evaluation) -> int:
-    """K, the last cutoff."""
-    return list(evaluation.policies[0].utility)[-1]
+def print_evaluation(
+    evaluation: Evaluation, console: Console, policy: str | None = None, reference: ReferenceValues | None = None
+) -> None:
+    """Print the tables, the warnings and, last, the conclusion.
+
+    The conclusion is about the named policy, which is the one to be shipped: choosing the best would overstate it.
+    """
+    print_tables(console, [policy_table(evaluation, reference), estimator_table(evaluation)])
+    for warning in evaluation.warnings:
+        bullet(console, "beware", warning)
+    if evaluation.warnings:
+        console.print()
+    subject = _best_policy(evaluation) if policy is None else evaluation[policy]
+    style = "bold" if subject is None else _STYLES[_significance(subject)]
+    console.print(Text(evaluation_sentence(evaluation, policy, reference), style=style))
 
 
-def units_of(evaluation: Evaluation) -> Units:
-    """How to write its figures: differences in percent of what the logged order earns."""
-    return Units.of(evaluation.policies[0].utility[all_positions(evaluation)].mean)
+def write_evaluation(
+    evaluation: Evaluation, path: str | Path, policy: str | None = None, reference: ReferenceValues | None = None
+) -> None:
+    """Write the page with the plots; its lead is about the named policy, or the best."""
+    lead = f"{evaluation_sentence(evaluation, policy, reference)}."
+    write_page(path, "Evaluation", lead, evaluation_sections(evaluation, reference), footer="urank evaluate")
 
 
-def ranked(evaluation: Evaluation) -> list[PolicyValue]:
-    """The logged order, then the others by falling estimate; those without one come last."""
-    K = all_positions(evaluation)
+def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | None = None) -> list[Section]:
+    """Return the sections of the page."""
+    by_cutoff = f"The {evaluation.measure} of the first positions only; a bar is the 95 % interval."
+    estimators = (
+        f"The figures above are those of {evaluation.estimator}. The others make other assumptions; where they differ "
+        "by more than their intervals, some assumption is wrong. ± is half of the 95 % interval; the bootstrap "
+        "interval allows for skewed values, but ignores the variance of the click models."
+    )
+    tested = (
+        "The rows of each position are divided into thirds by their predicted click probability, and predicted click "
+        "rates are compared with observed ones on queries that the click model was not trained on: "
+        f"{_calibration_result(evaluation.specification)}."
+    )
+    misfits = calibration_table(evaluation.specification)
+    sections = [
+        Section(
+            "Policies side by side",
+            charts=_forest_charts(evaluation, reference),
+            tables=[policy_table(evaluation, reference)],
+        ),
+        Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
+        Section("By cutoff", charts=[Chart(cutoffs_plot(evaluation), by_cutoff)]),
+        Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
+        support_section(evaluation),
+        Section("Is the click model right?", paragraphs=[tested], tables=[] if misfits is None else [misfits]),
+        Section("How these numbers are made", paragraphs=list(method_paragraphs(evaluation, reference))),
+    ]
+    return [section for section in sections if section is not None]
+
+
+def support_section(evaluation: Evaluation) -> Section:
+    """Return the section on the evidence in the log about each policy."""
+    known = any(policy.support.coverage is not None for policy in evaluation.policies)
+    text = _SUPPORT.format(floor=evaluation.floor) + (_COVERAGE if known else "")
+    return Section("What the log supports", paragraphs=[text], tables=[support_table(evaluation)])
+
+
+def method_paragraphs(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Iterator[str]:
+    """Explain in paragraphs how the estimates are computed."""
+    cuts = len(evaluation.clicks) // 2
+    again = "" if cuts == 1 else f", {cuts} times in different ways"
+    names = ", ".join(dict.fromkeys(evaluation.clicks))
+    yield (
+        f"What would people have clicked in another order? By the estimator {evaluation.estimator}, "
+        f"{_METHOD[evaluation.estimator]}."
+    )
+    yield (
+        f"The click probabilities are cross-fitted: the {evaluation.queries:,} queries ({evaluation.lists:,} lists, "
+        f"{evaluation.rows:,} rows) are split into halves{again}, and each half is evaluated by a click model "
+        f"({names}) that was trained on the other. It is none of the models under test, so none of them profits "
+        "from its own errors."
+    )
+    yield _INTERVALS
+    yield _LIMITS
+    if reference is not None:
+        yield reference.explanation
+
+
+# The conclusion
+
+
+def evaluation_sentence(
+    evaluation: Evaluation, policy: str | None = None, reference: ReferenceValues | None = None
+) -> str:
+    """Return the conclusion in a sentence: the utility of a policy, compared with the logged order.
+
+    Args:
+        evaluation: the results.
+        policy: the name of the policy; by default the best.
+        reference: known utilities, if any.
+    """
+    units, K = evaluation_units(evaluation), evaluation.positions
+    subject = _best_policy(evaluation) if policy is None else evaluation[policy]
+    how = f"estimated by {_IN_WORDS[evaluation.estimator]} on {_queries(evaluation)}"
+    if subject is None or subject.difference is None:
+        logged = evaluation.policies[0].utility[K]
+        utility = f"the logged order earns {_amount(evaluation, logged.mean)}"
+        return f"{utility} (95 % interval {units.within(logged.low, logged.high)}), {how}"
+    if isnan(subject.utility[K].mean):
+        return f"the utility of {subject.name} cannot be {how}"
+    utility = f"{subject.name} would earn {_amount(evaluation, subject.utility[K].mean)}"
+    sentence = f"{utility}, {_compared(subject.difference, units)}, {how}"
+    if reference is None:
+        return sentence
+    return f"{sentence}; the {reference.noun} is {units.amount(reference.utility[subject.name])}"
+
+
+def _compared(found: Comparison, units: Units) -> str:
+    """Compare with the logged order."""
+    if found.n > 1 and found.mean == 0 and found.error == 0:
+        return "the same as the logged order"
+    size = f"{units.size(found.mean)} {'less' if found.mean < 0 else 'more'}"
+    if isnan(found.p_value):
+        return f"not significantly different from the logged order ({size}, but one query has no interval)"
+    p_value = p_text(found.p_value)
+    equals = f"p < {p_value[1:]}" if p_value.startswith("<") else f"p = {p_value}"
+    evidence = f"95 % interval {units.sizes(found.low, found.high)}, {equals}"
+    if found.p_value < SIGNIFICANCE:
+        return f"{size} than the logged order ({evidence})"
+    return f"not significantly different from the logged order ({size}, {evidence})"
+
+
+def _amount(evaluation: Evaluation, utility: float) -> str:
+    shown = evaluation_units(evaluation).amount(utility)
+    clicks = evaluation.measure == "clicks"
+    return f"{shown} clicks per list" if clicks else f"a {evaluation.measure} of {shown} per list"
+
+
+def _queries(evaluation: Evaluation) -> str:
+    queries = counted(evaluation.queries, "query", "queries")
+    if evaluation.splits == ["test"]:
+        return queries.replace(" ", " held-out ")
+    if set(evaluation.splits) == set(SPLITS):
+        return queries
+    return f"{queries} of the {' and '.join(evaluation.splits)} split{'s' if len(evaluation.splits) > 1 else ''}"
+
+
+def _best_policy(evaluation: Evaluation) -> PolicyValue | None:
+    """Return the policy with the largest estimate, except the logged and the random order; None if absent."""
+    return next((policy for policy in _sorted(evaluation)[1:] if policy.name != "random"), None)
+
+
+def _significance(policy: PolicyValue) -> int:
+    """Return 1 if the policy earns significantly more than the logged order, −1 if less, else 0."""
+    found = policy.difference
+    if found is None or not found.p_value < SIGNIFICANCE:
+        return 0
+    return 1 if found.mean > 0 else -1
+
+
+def _sorted(evaluation: Evaluation) -> list[PolicyValue]:
+    """Return the logged order, then the others by falling estimate; those without one come last."""
     logged, *others = evaluation.policies
 
-    def place(policy: PolicyValue) -> tuple[bool, float]:
-        mean = policy.utility[K].mean
+    def key(policy: PolicyValue) -> tuple[bool, float]:
+        mean = policy.utility[evaluation.positions].mean
         return isnan(mean), 0.0 if isnan(mean) else -mean
 
-    return [logged, *sorted(others, key=place)]
+    return [logged, *sorted(others, key=key)]
 
 
-def policy_table(evaluation: Evaluation) -> Table:
-    """What each policy would earn and how that differs from the logged order; the columns that matter most come first,
-    since a narrow terminal leaves out the last."""
-    units, K = units_of(evaluation), all_positions(evaluation)
-    policies = ranked(evaluation)
-    columns: dict[str, list[str]] = {
+def evaluation_units(evaluation: Evaluation) -> Units:
+    """Return the number format: differences in percent of the logged order's utility."""
+    return Units.of(evaluation.policies[0].utility[evaluation.positions].mean)
+
+
+# Tables
+
+
+def policy_table(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Table:
+    """Return the utility of each policy and its difference to the logged order.
+
+    The most important columns come first, since a narrow terminal omits the last.
+    """
+    units, K = evaluation_units(evaluation), evaluation.positions
+    policies = _sorted(evaluation)
+    differences = [policy.difference for policy in policies]
+    columns = {
         "policy": [policy.name for policy in policies],
         f"{evaluation.measure}@{K}": [units.amount(policy.utility[K].mean) for policy in policies],
-        "vs logged": [_difference(policy, units) for policy in policies],
-        "95 % interval": [_difference_interval(policy, units) for policy in policies],
-        "p": [UNKNOWN if (found := policy.difference) is None else p_text(found.p_value) for policy in policies],
+        "vs logged": [UNKNOWN if each is None else _difference(each, units) for each in differences],
+        "95 % interval": [UNKNOWN if each is None else units.changes(each.low, each.high) for each in differences],
+        "p": [UNKNOWN if each is None else p_text(each.p_value) for each in differences],
     }
-    if any(policy.true is not None for policy in policies):
-        columns[f"true@{K}"] = [UNKNOWN if policy.true is None else units.amount(policy.true[K]) for policy in policies]
-        columns["true gain"] = _true_gains(policies, K)
-    for cutoff in evaluation.policies[0].utility:
-        if cutoff != K:
-            means = [units.amount(policy.utility[cutoff].mean) for policy in policies]
-            columns[f"{evaluation.measure}@{cutoff}"] = means
-    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
+    if reference is not None:
+        columns |= reference.columns([policy.name for policy in policies], units, K)
+    for cutoff in list(policies[0].utility)[:-1]:
+        means = [units.amount(policy.utility[cutoff].mean) for policy in policies]
+        columns[f"{evaluation.measure}@{cutoff}"] = means
+    return Table.of_columns(columns)
 
 
-def _difference(policy: PolicyValue, units: Units) -> str:
-    if policy.difference is None or isnan(policy.difference.mean):
-        return UNKNOWN
-    absolute = number(policy.difference.mean, units.decimals, sign=True)
-    return f"{units.change(policy.difference.mean)} ({absolute})" if units.in_percent else absolute
-
-
-def _difference_interval(policy: PolicyValue, units: Units) -> str:
-    found = policy.difference
-    return UNKNOWN if found is None else units.changes(found.low, found.high)
-
-
-def _true_gains(policies: Sequence[PolicyValue], K: int) -> list[str]:
-    """In percent of what the logged order truly earns."""
-    logged = policies[0]
-    units = Units.of(logged.true[K] if logged.true is not None else 0.0)
-    gains = (policy.true_difference for policy in policies)
-    return [UNKNOWN if gain is None else units.change(gain.mean) for gain in gains]
+def _difference(found: Comparison, units: Units) -> str:
+    absolute = number(found.mean, units.decimals, sign=True)
+    return f"{units.change(found.mean)} ({absolute})" if units.in_percent and not isnan(found.mean) else absolute
 
 
 def estimator_table(evaluation: Evaluation) -> Table:
-    """All estimates at K, that of the chosen estimator first, with half of their 95 % interval; last, its bootstrap."""
-    units = units_of(evaluation)
-    policies = ranked(evaluation)
+    """Return all estimates at K with half of their 95 % interval, the chosen one first, and its bootstrap interval."""
+    units, policies = evaluation_units(evaluation), _sorted(evaluation)
     chosen = evaluation.estimator
     names = sorted(policies[0].estimates, key=lambda name: name != chosen)
-    head = (f"{evaluation.measure}@{all_positions(evaluation)} ± 95 %", *names, f"{chosen}, bootstrap")
-    rows = [
-        (
-            policy.name,
-            *(_plus_minus(policy.estimates[name], units) for name in names),
-            units.within(policy.bootstrap.low, policy.bootstrap.high),
-        )
-        for policy in policies
-    ]
-    return Table(head, rows)
+    columns = {f"{evaluation.measure}@{evaluation.positions} ± 95 %": [policy.name for policy in policies]}
+    columns |= {name: [_plus_minus(policy.estimates[name], units) for policy in policies] for name in names}
+    columns[f"{chosen}, bootstrap"] = [units.within(each.bootstrap.low, each.bootstrap.high) for each in policies]
+    return Table.of_columns(columns)
 
 
 def _plus_minus(estimate: Interval, units: Units) -> str:
@@ -152,10 +356,10 @@ def _plus_minus(estimate: Interval, units: Units) -> str:
 
 
 def support_table(evaluation: Evaluation) -> Table:
-    """How far the log can tell the value of each policy."""
-    policies = ranked(evaluation)
+    """Return the evidence that the log contains about each policy."""
+    policies = _sorted(evaluation)
     found = [policy.support for policy in policies]
-    columns: dict[str, list[str]] = {
+    columns = {
         "support": [policy.name for policy in policies],
         "placements": [f"{each.placements:,}" for each in found],
         "as logged": [percent(each.as_logged) for each in found],
@@ -168,365 +372,132 @@ def support_table(evaluation: Evaluation) -> Table:
         sizes = [UNKNOWN if each.effective_ips is None else number(each.effective_ips, 0) for each in found]
         columns["effective by IPS"] = sizes
     columns["largest query"] = [percent(each.largest_query) for each in found]
-    return Table(tuple(columns), list(zip(*columns.values(), strict=True)))
+    return Table.of_columns(columns)
 
 
-def calibration_sentence(specification: Specification) -> str:
-    """Whether the click model of the evaluation is off, in words."""
-    cells, off = len(specification.cells), len(_off(specification))
+def calibration_table(specification: Specification) -> Table | None:
+    """Return the miscalibrated groups of rows, the worst first; None if absent."""
+    misfits = sorted(_misfits(specification), key=lambda cell: (cell.p_value, -abs(cell.z)))[:_MOST_CELLS]
+    if not misfits:
+        return None
+    return Table.of_columns(
+        {
+            "position": [str(cell.position) for cell in misfits],
+            "level": [f"{cell.level} of {CALIBRATION_LEVELS}" for cell in misfits],
+            "predicted": [f"{cell.predicted:.2%}" for cell in misfits],
+            "observed": [f"{cell.observed:.2%}" for cell in misfits],
+            "rows": [f"{cell.rows:,}" for cell in misfits],
+            "z": [number(cell.z, 1, sign=True) for cell in misfits],
+            "p": [p_text(cell.p_value) for cell in misfits],
+        }
+    )
+
+
+def _calibration_result(specification: Specification) -> str:
+    cells, misfits = len(specification.cells), len(_misfits(specification))
     if cells == 0:
         return "there are no clicks to compare the predictions with"
-    if off == 0:
-        return f"none of {cells} groups of rows is off"
-    return f"{off} of {cells} groups of rows {'is' if off == 1 else 'are'} off"
+    return f"{misfits or 'none'} of {cells} groups of rows {'is' if misfits < 2 else 'are'} off"
 
 
-def calibration_tables(specification: Specification) -> Iterator[Table]:
-    """The groups of rows for which the click model of the evaluation is off, the worst first, if there are any."""
-    off = sorted(_off(specification), key=lambda cell: (cell.p_value, -abs(cell.z)))
-    if off:
-        head = ("position", "level", "predicted", "observed", "rows", "z", "p")
-        yield Table(head, [_cell_row(cell) for cell in off[:_MOST_CELLS]])
-
-
-def _off(specification: Specification) -> list[Cell]:
+def _misfits(specification: Specification) -> list[Cell]:
     return [cell for cell in specification.cells if cell.p_value < MISFIT_LEVEL]
 
 
-def _cell_row(cell: Cell) -> tuple[str, ...]:
-    rates = (f"{cell.predicted:.2%}", f"{cell.observed:.2%}")
-    level = f"{cell.level} of {LEVELS}"
-    return str(cell.position), level, *rates, f"{cell.rows:,}", number(cell.z, 1, sign=True), p_text(cell.p_value)
+# Plots
 
 
-_BLUE, _RED, _GREEN, *_, _GREY = COLOURS
-_INK = "#1f2328"
-_MARKERS = "os^Dv"
-_NAME_WIDTH = 24
-
-
-def estimates_plot(evaluation: Evaluation) -> Figure:
-    """A forest plot: the estimate of each policy with its 95 % interval, a line at the logged order, the truth."""
-    policies, K = ranked(evaluation), all_positions(evaluation)
+def estimates_plot(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Figure:
+    """Return a forest plot of the estimates with their 95 % intervals and a line at the logged order."""
+    policies, K = _sorted(evaluation), evaluation.positions
+    names = [policy.name for policy in policies]
     intervals = [policy.utility[K] for policy in policies]
-    truth = [nan if policy.true is None else policy.true[K] for policy in policies]
-    return _forest(
-        [policy.name for policy in policies],
-        intervals,
-        truth,
-        [_BLUE] * len(policies),
-        across=f"{evaluation.measure}@{K}, a list",
-        line=intervals[0].mean,
+    figure, axes = _forest(
+        names, intervals, [BLUE] * len(policies), f"{evaluation.measure}@{K} per list", intervals[0].mean
     )
+    if reference is not None:
+        draw_reference(axes, reference, [reference.utility[name] for name in names], range(len(names)))
+    legend(axes, 2, place="above")
+    return figure
 
 
-def differences_plot(evaluation: Evaluation) -> Figure:
-    """The same of the differences to the logged order: green above it, red below, grey when that cannot be told."""
-    units, K = units_of(evaluation), all_positions(evaluation)
-    shown = [(policy, found) for policy in ranked(evaluation) if (found := policy.difference) is not None]
-    true_base = (evaluation.policies[0].true or {}).get(K, nan)
-    scale, true_scale = (100 / units.base, 100 / (true_base or nan)) if units.in_percent else (1.0, 1.0)
-    return _forest(
-        [policy.name for policy, _ in shown],
-        [replace(found, mean=found.mean * scale, low=found.low * scale, high=found.high * scale) for _, found in shown],
-        [nan if (true := policy.true_difference) is None else true.mean * true_scale for policy, _ in shown],
-        [_GREEN if found.low > 0 else _RED if found.high < 0 else _GREY for _, found in shown],
-        across=f"difference in {evaluation.measure}@{K}" + (", %" if units.in_percent else ""),
-        line=0.0,
-    )
+def differences_plot(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Figure:
+    """Return a forest plot of the differences to the logged order, coloured by significance."""
+    units, K = evaluation_units(evaluation), evaluation.positions
+    found = {policy.name: policy.difference for policy in _sorted(evaluation) if policy.difference is not None}
+    names, scale = list(found), 100 / units.base if units.in_percent else 1.0
+    intervals = [
+        replace(each, mean=each.mean * scale, low=each.low * scale, high=each.high * scale) for each in found.values()
+    ]
+    label = f"difference in {evaluation.measure}@{K}" + (", %" if units.in_percent else "")
+    figure, axes = _forest(names, intervals, [difference_colour(each) for each in found.values()], label, 0.0)
+    if reference is not None:
+        logged = evaluation.policies[0].name
+        values = reference.scaled_differences(names, logged, in_percent=units.in_percent)
+        draw_reference(axes, reference, values, range(len(names)))
+    legend(axes, 2, place="above")
+    return figure
 
 
 def cutoffs_plot(evaluation: Evaluation) -> Figure:
-    """The estimates at each cutoff with their 95 % intervals, policies side by side."""
-    policies = ranked(evaluation)
+    """Return the estimates at each cutoff with their 95 % intervals, policies side by side."""
+    policies = _sorted(evaluation)
     places = list(policies[0].utility)
-    figure = Figure(figsize=(6.4, 3.4))
-    axes = _bare_axes(figure, "y")
+    figure, axes = new_axes("", f"{evaluation.measure} per list")
     steps = np.linspace(-0.3, 0.3, len(policies)) if len(policies) > 1 else np.zeros(1)
     for index, (policy, step) in enumerate(zip(policies, steps, strict=True)):
-        colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index // len(COLOURS) % len(_MARKERS)]
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS) % len(MARKERS)]
         found = [policy.utility[k] for k in places]
         at = np.arange(len(places)) + step
-        bars = [(x, each.low, each.high) for x, each in zip(at, found, strict=True) if _bounded(each)]
+        bars = [(x, each.low, each.high) for x, each in zip(at, found, strict=True) if isfinite(each.high - each.low)]
         if bars:
             axes.vlines(*zip(*bars, strict=True), color=colour, linewidth=1.2)
-        means = [each.mean for each in found]
         label = plain_label(policy.name)
+        means = [each.mean for each in found]
         axes.plot(at, means, color=colour, marker=marker, markersize=4, linestyle="none", label=label)
     axes.set_xticks(range(len(places)), [f"{evaluation.measure}@{k}" for k in places])
-    axes.set_ylabel(f"{evaluation.measure} a list")
-    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    legend(axes, place="right")
     return figure
+
+
+def difference_colour(found: Interval) -> str:
+    """Return green for an interval above 0, red for one below, grey for one that contains 0."""
+    return GREEN if found.low > 0 else RED if found.high < 0 else GREY
+
+
+def draw_reference(axes: Axes, reference: ReferenceValues, x: Sequence[float], y: Sequence[float]) -> None:
+    """Mark reference values with diamonds."""
+    outline = {"markerfacecolor": "none", "markeredgecolor": INK, "label": reference.noun}
+    axes.plot(x, y, marker="D", markersize=7, linestyle="none", **outline)  # type: ignore[arg-type]
 
 
 def _forest(
-    names: Sequence[str],
-    intervals: Sequence[Interval],
-    truth: Sequence[float],
-    colours: Sequence[str],
-    *,
-    across: str,
-    line: float,
-) -> Figure:
-    """Means with their intervals as horizontal bars, the first at the top."""
-    figure = Figure(figsize=(6.4, 0.9 + 0.36 * len(names)))
-    axes = _bare_axes(figure, "x")
+    names: Sequence[str], intervals: Sequence[Interval], colours: Sequence[str], label: str, line: float
+) -> tuple[Figure, Axes]:
+    """Draw means with their intervals as horizontal bars, the first at the top."""
+    figure, axes = new_axes(label, "", height=0.9 + 0.36 * len(names))
+    style_axes(axes, "x")
+    axes.grid(visible=False, axis="y")
     if isfinite(line):
-        axes.axvline(line, color=_INK, linestyle=":", linewidth=1, label="logged order")
-    for row, (interval, colour) in enumerate(zip(intervals, colours, strict=True)):
-        if _bounded(interval):
-            axes.hlines(row, interval.low, interval.high, color=colour, linewidth=2)
-        axes.plot(interval.mean, row, color=colour, marker="o", markersize=5, linestyle="none")
-    if np.isfinite(truth).any():
-        axes.plot(
-            truth,
-            range(len(names)),
-            linestyle="none",
-            marker="D",
-            markersize=7,
-            markerfacecolor="none",
-            markeredgecolor=_INK,
-            label="truth",
-        )
-    axes.set_yticks(range(len(names)), [_label(name) for name in names])
+        axes.axvline(line, color=INK, linestyle=":", linewidth=1, label="logged order")
+    for row, (each, colour) in enumerate(zip(intervals, colours, strict=True)):
+        draw_interval(axes, row, each.mean, each.low, each.high, colour=colour)
+    axes.set_yticks(range(len(names)), [wrapped_label(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel(across)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
-    return figure
+    axes.locator_params(axis="x", nbins=6)
+    return figure, axes
 
 
-def _bare_axes(figure: Figure, lines: str) -> Axes:
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x" if lines == "x" else "y", color="#d0d7de", linewidth=0.6)
-    axes.set_axisbelow(True)
-    return axes
-
-
-def _bounded(interval: Interval) -> bool:
-    return isfinite(interval.low) and isfinite(interval.high)
-
-
-def _label(name: str) -> str:
-    """A name beside its row, in several lines when it is long."""
-    return "\n".join(plain_label(line) for line in wrap(name, _NAME_WIDTH) or [name])
-
-
-DOUBT = 0.05
-"""The p-value from which on a policy is not told apart from the logged order; its 95 % interval then holds 0."""
-
-_IN_WORDS = {
-    "direct": "the click model alone",
-    "ratio": "Eq. 3",
-    "self_normalised": "Eq. 3 (self-normalised)",
-    "doubly_robust": "the doubly robust estimator",
-    "ips": "inverse propensities",
-    "snips": "inverse propensities (self-normalised)",
-}
-_METHOD = {
-    "direct": "each item earns what the click model expects of it at its new position",
-    "ratio": "each logged click is carried to the item's new position: it counts by how much more, or less, likely a "
-    "click is there than where the item was shown (Eq. 3 of the paper)",
-    "self_normalised": "each logged click is carried to the item's new position (Eq. 3 of the paper), and the sum is "
-    "divided by what it would be if all clicks came as modelled",
-    "doubly_robust": "each item earns what the click model expects of it at its new position, corrected by the clicks "
-    "of the log that the model did not expect",
-    "ips": "clicks on items that keep their logged position count, each divided by how likely the logging was to put "
-    "the item there",
-    "snips": "clicks on items that keep their logged position count, each divided by how likely the logging was to put "
-    "the item there, and the sum is divided by that of these weights",
-}
-_INTERVALS = (
-    "A query counts as one observation, however many lists it has. Differences are taken query by query, so two "
-    "policies may be told apart although their own intervals overlap. Percents are of what the logged order earns. "
-    "Each interval holds for its own number: the best of many policies looks better than it is."
-)
-_LIMITS = (
-    "What the numbers cannot know: whether a click also depends on the items around it (they assume that it depends on "
-    "the item and its position alone); whether the click model is wrong in a way that its test on the log does not "
-    "show; what items would earn that these lists did not hold; and whether people click tomorrow as they did in this "
-    "log. Only an experiment tells that."
-)
-_TRUTH = (
-    "The log is simulated, so the truth is known: what the true click probabilities say that each order earns on the "
-    "same lists."
-)
-_SUPPORT = (
-    "As logged: the share of a policy's placements that the log has seen. Effective: so many evenly weighted ones tell "
-    "as much. Floored: the share with a logged click probability below the floor of {floor:g}, which count for less "
-    "than they should."
-)
-_COVERAGE = " Coverage: the share of the placements that the logging could have produced, 100 % up to chance."
-
-
-def best_policy(evaluation: Evaluation) -> PolicyValue | None:
-    """The policy with the largest estimate, the logged and a random order apart; none when there is no other."""
-    others = [policy for policy in ranked(evaluation)[1:] if policy.name != "random"]
-    return others[0] if others else None
-
-
-def told_apart(policy: PolicyValue) -> int:
-    """1 when it earns more than the logged order, −1 when less, 0 when that cannot be told."""
-    found = policy.difference
-    if found is None or not found.p_value < DOUBT:
-        return 0
-    return 1 if found.mean > 0 else -1
-
-
-def evaluation_sentence(evaluation: Evaluation, policy: str | None = None) -> str:
-    """The one line that counts: what a policy would earn, against the logged order.
-
-    Args:
-        evaluation: what was found.
-        policy: the name of the one to tell of; the best when left out.
-    """
-    units, K = units_of(evaluation), all_positions(evaluation)
-    told = best_policy(evaluation) if policy is None else evaluation[policy]
-    how = f"estimated by {_IN_WORDS[evaluation.estimator]} on {_judged_by(evaluation)}"
-    if told is None or told.difference is None:
-        logged = evaluation.policies[0].utility[K]
-        earned = f"the logged order earns {_amount(evaluation, logged.mean)}"
-        return f"{earned} (95 % interval {units.within(logged.low, logged.high)}), {how}"
-    if isnan(told.utility[K].mean):
-        return f"what {told.name} would earn cannot be {how}"
-    earned = f"{told.name} would earn {_amount(evaluation, told.utility[K].mean)}"
-    sentence = f"{earned}{_against(told.difference, units)}, {how}"
-    return sentence if told.true is None else f"{sentence}; the truth is {units.amount(told.true[K])}"
-
-
-def _against(found: Comparison, units: Units) -> str:
-    """How that stands to the logged order."""
-    if found.n > 1 and found.mean == 0 and found.error == 0:
-        return ", just as the logged order does"
-    size = f"{units.size(found.mean)} {'less' if found.mean < 0 else 'more'}"
-    if isnan(found.p_value):
-        return f" and cannot be told apart from the logged order ({size}, but one query has no interval)"
-    p_value = p_text(found.p_value)
-    equals = f"p < {p_value[1:]}" if p_value.startswith("<") else f"p = {p_value}"
-    evidence = f"95 % interval {units.sizes(found.low, found.high)}, {equals}"
-    if found.p_value < DOUBT:
-        return f", {size} than the logged order ({evidence})"
-    return f" and cannot be told apart from the logged order ({size}, {evidence})"
-
-
-def _amount(evaluation: Evaluation, utility: float) -> str:
-    shown = units_of(evaluation).amount(utility)
-    return f"{shown} clicks a list" if evaluation.measure == "clicks" else f"a {evaluation.measure} of {shown} a list"
-
-
-def _judged_by(evaluation: Evaluation) -> str:
-    queries = counted(evaluation.queries, "query", "queries")
-    if evaluation.splits == ["test"]:
-        return queries.replace(" ", " held-out ")
-    if set(evaluation.splits) == set(SPLITS):
-        return queries
-    return f"{queries} of the {' and '.join(evaluation.splits)} split{'s' if len(evaluation.splits) > 1 else ''}"
-
-
-def how_it_is_supported(evaluation: Evaluation) -> str:
-    """What the columns of the support table mean."""
-    known = any(policy.support.coverage is not None for policy in evaluation.policies)
-    return _SUPPORT.format(floor=evaluation.floor) + (_COVERAGE if known else "")
-
-
-def how_it_is_tested(evaluation: Evaluation) -> str:
-    """How the click model of the evaluation is tested, and what came out."""
-    found = calibration_sentence(evaluation.specification)
-    return (
-        "The rows of each position are cut into thirds by how likely the evaluation's click model thinks a click is, "
-        "and predicted click rates are compared with observed ones, on queries that the model did not see: "
-        f"{found}."
+def _forest_charts(evaluation: Evaluation, reference: ReferenceValues | None) -> list[Chart]:
+    mark = "" if reference is None else f" A diamond is the {reference.noun}."
+    estimates = (
+        f"Estimated {evaluation.measure} per list over all {evaluation.positions} positions, with 95 % intervals.{mark}"
     )
-
-
-def how_it_is_made(evaluation: Evaluation) -> Iterator[str]:
-    """What the numbers mean, in paragraphs."""
-    cuts = len(evaluation.clicks) // 2
-    again = "" if cuts == 1 else f", {cuts} times in different ways"
-    names = ", ".join(dict.fromkeys(evaluation.clicks))
-    yield (
-        f"What would people have clicked in another order? By the estimator {evaluation.estimator}, "
-        f"{_METHOD[evaluation.estimator]}."
-    )
-    yield (
-        f"The click probabilities are cross-fitted: the {evaluation.queries:,} queries ({evaluation.lists:,} lists, "
-        f"{evaluation.rows:,} rows) are cut in halves{again}, and each half is judged by a click model ({names}) that "
-        "was trained on the other. It is none of the models under test, so none of them gains by its own errors."
-    )
-    yield _INTERVALS
-    yield _LIMITS
-    if any(policy.true is not None for policy in evaluation.policies):
-        yield _TRUTH
-
-
-_STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
-
-
-def print_evaluation(evaluation: Evaluation, console: Console, policy: str | None = None) -> None:
-    """Print what a person should know, the sentence that counts last, where the eye is when it ends.
-
-    It tells of the policy that is named, as the one that would be shipped: to pick the best here would flatter it.
-    """
-    for table in (policy_table(evaluation), estimator_table(evaluation)):
-        console.print(terminal_table(table))
-        console.print()
-    for warning in evaluation.warnings:
-        bullet(console, "beware", Text(warning))
-    if evaluation.warnings:
-        console.print()
-    meant = best_policy(evaluation) if policy is None else evaluation[policy]
-    style = "bold" if meant is None else _STYLES[told_apart(meant)]
-    console.print(Text(evaluation_sentence(evaluation, policy), style=style))
-
-
-def write_evaluation(evaluation: Evaluation, path: str | Path, policy: str | None = None) -> None:
-    """Write the page with the plots; its lead tells of the policy that is named, or of the best."""
-    from urank.report.page import write_page  # matplotlib is slow to load
-
-    lead = f"{evaluation_sentence(evaluation, policy)}."
-    write_page(path, "Evaluation", lead, evaluation_sections(evaluation), footer="urank evaluate")
-
-
-def evaluation_sections(evaluation: Evaluation) -> list[Section]:
-    """What the page tells, in order."""
-    from urank.report.page import Chart, Section
-
-    by_cutoff = Chart(
-        cutoffs_plot(evaluation), f"The {evaluation.measure} of the first positions only; a bar is the 95 % interval."
-    )
-    estimators = (
-        f"The figures above are those of {evaluation.estimator}. The others make other assumptions; where they differ "
-        "by more than their intervals, some assumption is wrong. ± is half of the 95 % interval; the bootstrap's "
-        "also follows skewed values, and counts the chance in the clicks alone."
-    )
-    sections = [
-        Section("Policies side by side", charts=_forests(evaluation), tables=[policy_table(evaluation)]),
-        Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
-        Section("By cutoff", charts=[by_cutoff]),
-        Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
-        Section(
-            "What the log can tell", paragraphs=[how_it_is_supported(evaluation)], tables=[support_table(evaluation)]
-        ),
-        Section(
-            "Is the click model right?",
-            paragraphs=[how_it_is_tested(evaluation)],
-            tables=list(calibration_tables(evaluation.specification)),
-        ),
-        Section("How these numbers are made", paragraphs=list(how_it_is_made(evaluation))),
-    ]
-    return [section for section in sections if section is not None]
-
-
-def _forests(evaluation: Evaluation) -> list[Chart]:
-    from urank.report.page import Chart
-
-    mark = " A diamond is the truth." if any(policy.true is not None for policy in evaluation.policies) else ""
-    what = f"the {evaluation.measure} that a list earns over all {all_positions(evaluation)} positions"
-    estimates = f"Estimates of {what}, with 95 % intervals.{mark}"
     differences = (
-        "Differences to the logged order, query by query, with 95 % intervals: green for more, red for less, grey for "
-        f"what cannot be told.{mark}"
+        "Differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, grey for "
+        f"not significant.{mark}"
     )
-    charts = [Chart(estimates_plot(evaluation), estimates)]
-    return [*charts, Chart(differences_plot(evaluation), differences)] if len(evaluation.policies) > 1 else charts
+    charts = [Chart(estimates_plot(evaluation, reference), estimates)]
+    if len(evaluation.policies) > 1:
+        charts.append(Chart(differences_plot(evaluation, reference), differences))
+    return charts

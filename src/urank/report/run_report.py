@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urank.report.click_report import FitReport, curve_figure, curve_table, fit_sections
-from urank.report.evaluation_report import evaluation_sections, evaluation_sentence
+from urank.report.evaluation_report import ReferenceValues, evaluation_sections, evaluation_sentence
 from urank.report.inspection_report import inspection_lead, inspection_sections
 from urank.report.page import Chart, Section, write_page
 
@@ -37,6 +37,7 @@ def write_run(
     inspection: Inspection,
     fit: FitReport,
     evaluation: Evaluation,
+    reference: ReferenceValues | None = None,
     chosen: str,
     why: str,
     curves: Sequence[ItemCurve] | None = None,
@@ -50,6 +51,7 @@ def write_run(
         fit: the report of the click model.
         evaluation: of the policies. The lead is about the policy named `chosen` if it was evaluated, since it is the
             one that ranks; else about the best.
+        reference: known utilities to show beside the estimates.
         chosen: the method by which the model ranks.
         why: the reason for that choice, in words, as in `ModelFit.why`.
         curves: click curves of some items or groups; omitted if there are none.
@@ -64,9 +66,9 @@ def write_run(
     write_page(
         path,
         f"A ranking for {Path(inspection.facts.name).name}",
-        f"{evaluation_sentence(evaluation, chosen if evaluated else None)}.",
+        f"{evaluation_sentence(evaluation, chosen if evaluated else None, reference)}.",
         [
-            Section("Expected utility", sections=evaluation_sections(evaluation)),
+            Section("Expected utility", sections=evaluation_sections(evaluation, reference)),
             Section("How it ranks", paragraphs=[method, f"Why {chosen}: {why.removesuffix('.')}."]),
             curve_section,
             Section("The click model", paragraphs=[f"{fit.sentence}."], sections=fit_sections(fit)),

@@ -178,7 +178,7 @@ def test_methods_that_it_does_not_have_are_refused(scorer: Any) -> None:
 
 
 def test_other_refusals() -> None:
-    with pytest.raises(ConfigError, match="this model has no scorer, only a click model; rank by match or ctr1"):
+    with pytest.raises(ConfigError, match="this model has no scorer, only a click model; use method match or ctr1"):
         RankingModel(CLICKS).score(APPS)
     with pytest.raises(ConfigError, match="top must be a whole number from 1 up; got 0"):
         MODEL.rank(APPS, top=0)

@@ -34,7 +34,7 @@ from urank.ranking.matching import match
 from urank.ranking.objectives import by_length
 from urank.ranking.policies import LoggedOrder, Random
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 from urank.ranking.urank_network import NetworkScorer, RankerConfig, fit_urank, mean_swap_loss, value_feature
 from urank.ranking.utility import item_gains
 
@@ -221,7 +221,7 @@ def test_warm_start_copies_the_backbone(world: Small, clicks: ClickModel, monkey
 
 @pytest.mark.parametrize("settings", [{"hidden": (64, 64)}, {"hidden": (128,)}, {"backbone": "deepfm"}])
 def test_warm_start_refuses_another_shape(world: Small, clicks: ClickModel, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="the backbone and the hidden layers of its click model; they differ"):
+    with pytest.raises(ConfigError, match="needs the same backbone and hidden layers"):
         fit_urank(world.dataset, clicks, config(warm_start=True, **settings))
 
 

@@ -81,11 +81,18 @@ def test_the_loss_of_three_items_by_hand() -> None:
     assert swap_loss(torch.from_numpy(SCORES), found, form="stable").item() == pytest.approx(stable, rel=1e-5)
 
 
-def test_clipped_scores_beyond_the_clip_learn_nothing() -> None:
-    scores = torch.tensor([[0.3, 20.0, -1.0]], requires_grad=True)
-    swap_loss(scores, swaps(scores.detach().numpy(), GAINS), form="paper", clip=5.0).sum().backward()
+@pytest.mark.parametrize(("outside", "item"), [(20.0, 1), (-20.0, 2)])
+def test_scores_are_clipped_from_above_and_below(outside: float, item: int) -> None:
+    """The loss is that of the clipped scores, and a score beyond the clip has no gradient."""
+    scores = torch.tensor(SCORES, requires_grad=True)
+    with torch.no_grad():
+        scores[0, item] = outside
+    found = swaps(scores.detach().numpy(), GAINS)
+    loss = swap_loss(scores, found, form="paper", clip=5.0)
+    assert loss.item() == pytest.approx(swap_loss(scores.detach().clamp(-5.0, 5.0), found, form="paper").item())
+    loss.sum().backward()
     assert scores.grad is not None
-    assert scores.grad[0, 1] == 0
+    assert scores.grad[0, item] == 0
     assert scores.grad[0, 0] != 0
 
 

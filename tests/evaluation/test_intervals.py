@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import inf, nan, sqrt
 
@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from urank.evaluation import intervals as module
-from urank.evaluation.intervals import Interval, bootstrap_interval, holm, normal_interval, paired
+from urank.evaluation.intervals import (
+    Comparison,
+    Interval,
+    add_model_variance,
+    bootstrap_interval,
+    holm,
+    model_variance,
+    normal_interval,
+    paired,
+)
 
 LEVELS = [0.5, 0.9, 0.95, 0.99]
 
@@ -133,7 +142,6 @@ def test_bootstrap_is_unbounded_when_the_queries_do_not_bound_the_mean() -> None
     one_click = np.eye(1, 20)[0]  # (19/20)^20 = 36 % of the resamples have no click at all
     found = bootstrap_interval(one_click, rng=0)
     assert found.high == inf
-    assert found.to_dict()["high"] is None
     assert found.low < found.mean == 1 / 20
 
 
@@ -223,13 +231,14 @@ def test_pairs_without_a_value_are_left_out() -> None:
 @pytest.mark.parametrize("interval", [normal_interval, lambda values: bootstrap_interval(values, rng=0)])
 def test_one_query_has_a_mean_and_no_interval(interval: Callable[[NDArray[np.float64]], Interval]) -> None:
     one, none = interval(np.array([3.0])), interval(np.array([]))
-    assert one.to_dict() == {"mean": 3.0, "error": None, "low": None, "high": None, "n": 1}
-    assert none.to_dict() == {"mean": None, "error": None, "low": None, "high": None, "n": 0}
+    assert (one.mean, one.n, none.n) == (3.0, 1, 0)
+    assert np.isnan([one.error, one.low, one.high, none.mean, none.error, none.low, none.high]).all()
 
 
 def test_one_pair_has_no_p_value() -> None:
     found = paired(np.array([3.0]), np.array([2.0]))
-    assert (found.mean, found.to_dict()["p_value"]) == (1.0, None)
+    assert found.mean == 1.0
+    assert np.isnan(found.p_value)
 
 
 @settings(deadline=None)
@@ -240,16 +249,78 @@ def test_values_that_are_all_the_same_have_no_width(value: float, Q: int) -> Non
         np.testing.assert_allclose([found.mean, found.low, found.high], value, rtol=1e-12)
 
 
-def test_intervals_are_plain_json() -> None:
-    found = paired(np.array([3.0, 5.0, 4.0]), np.array([2.0, 3.0, 1.0]))
-    assert json.loads(json.dumps(found.to_dict())) == {
-        "mean": found.mean,
-        "error": found.error,
-        "low": found.low,
-        "high": found.high,
-        "n": 3,
-        "p_value": found.p_value,
-    }
+# The variance of the models
+
+
+FOUND = normal_interval(np.array([1.0, 2.0, 4.0, 5.0, 8.0]))
+
+
+def test_model_variance_by_hand() -> None:
+    assert model_variance(np.array([[0.5, 0.7]])) == pytest.approx(0.2**2 / 4)
+    assert model_variance(np.array([[0.5, 0.7], [0.9, 0.6]])) == pytest.approx((0.2**2 / 4 + 0.3**2 / 4) / 2)
+    assert model_variance(np.array([[0.5, 0.5], [0.4, 0.4]])) == 0
+
+
+def test_model_variance_is_the_variance_of_the_mean_of_two() -> None:
+    """In expectation, over models whose estimates have a variance of σ²: σ² / 2."""
+    estimates = np.random.default_rng(0).normal(3.0, 0.2, (40_000, 2))
+    spread = ((estimates[:, 0] - estimates[:, 1]) ** 2 / 4).std() / sqrt(len(estimates))
+    assert abs(model_variance(estimates) - 0.2**2 / 2) < 4 * spread
+
+
+def test_models_that_agree_change_nothing() -> None:
+    assert add_model_variance(FOUND, 0.0, cuts=2) == FOUND
+    comparison = paired(np.array([1.0, 3.0, 2.0]), np.array([0.0, 1.0, 2.5]))
+    assert add_model_variance(comparison, 0.0, cuts=2) == comparison
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 10])
+def test_satterthwaite_by_hand(cuts: int) -> None:
+    own, variance = FOUND.error**2, 0.7
+    degrees = (own + variance) ** 2 / (own**2 / 4 + variance**2 / cuts)
+    half = stats.t.ppf(0.975, degrees) * sqrt(own + variance)
+    wider = add_model_variance(FOUND, variance, cuts)
+    assert type(wider) is Interval
+    assert (wider.mean, wider.n) == (FOUND.mean, 5)
+    assert wider.error == pytest.approx(sqrt(own + variance))
+    assert (wider.low, wider.high) == (pytest.approx(FOUND.mean - half), pytest.approx(FOUND.mean + half))
+
+
+def test_the_p_value_follows() -> None:
+    found = paired(np.array([3.0, 5.0, 4.0]), np.array([2.0, 3.0, 1.0]))  # mean 2, error 1/√3
+    wider = add_model_variance(found, 0.5, cuts=2)
+    degrees = (1 / 3 + 0.5) ** 2 / ((1 / 3) ** 2 / 2 + 0.5**2 / 2)
+    assert isinstance(wider, Comparison)
+    assert wider.p_value == pytest.approx(2 * stats.t.sf(2 / sqrt(1 / 3 + 0.5), degrees))
+    assert wider.p_value > found.p_value
+
+
+def test_another_level() -> None:
+    narrow, wide = (add_model_variance(FOUND, 0.7, 2, level) for level in (0.5, 0.99))
+    assert FOUND.mean - narrow.low < FOUND.mean - wide.low
+    assert narrow.error == wide.error
+
+
+@given(st.floats(1e-6, 100), st.integers(1, 20), st.integers(2, 500), st.integers(0, 2**32 - 1))
+def test_always_wider(variance: float, cuts: int, n: int, seed: int) -> None:
+    found = normal_interval(np.random.default_rng(seed).normal(size=n))
+    wider = add_model_variance(found, variance, cuts)
+    assert wider.error > found.error
+    assert wider.low <= wider.mean <= wider.high
+    # Never fewer degrees of freedom than the smaller of both has, never more than the sum.
+    half = (wider.high - wider.mean) / wider.error
+    assert stats.t.ppf(0.975, n - 1 + cuts) * (1 - 1e-9) <= half <= stats.t.ppf(0.975, min(n - 1, cuts)) * (1 + 1e-9)
+
+
+def test_what_has_no_interval_stays_without() -> None:
+    one = normal_interval(np.array([3.0]))
+    assert repr(add_model_variance(one, 0.5, 2)) == repr(one)
+    for variance in (nan, inf):
+        assert add_model_variance(FOUND, variance, 2) == FOUND
+    certain = replace(FOUND, error=0.0, low=FOUND.mean, high=FOUND.mean)
+    assert add_model_variance(certain, 0.5, cuts=3).high == pytest.approx(
+        FOUND.mean + stats.t.ppf(0.975, 3) * sqrt(0.5)
+    )
 
 
 # Several comparisons
@@ -287,7 +358,7 @@ def test_holm_stands_between_the_p_values_and_bonferroni_and_keeps_their_order(p
         (lambda: normal_interval(np.ones(2), level=1.0), "level must be between 0 and 1; got 1.0"),
         (lambda: bootstrap_interval(np.ones(2), level=0.0, rng=0), "level must be between 0 and 1; got 0.0"),
         (lambda: bootstrap_interval(np.ones(2), rng=0, resamples=0), "resamples must be .* from 1 up; got 0"),
-        (lambda: paired(np.ones(2), np.ones(3)), r"a and b must hold the same queries; got shapes \[2\] and \[3\]"),
+        (lambda: paired(np.ones(2), np.ones(3)), r"a and b must cover the same queries; got shapes \[2\] and \[3\]"),
         (lambda: paired(np.array([1.0, inf]), np.array([1.0, inf])), "a must be finite.*; got inf"),
         (lambda: paired(np.ones(2), np.array([1.0, -inf])), "b must be finite.*; got -inf"),
         (lambda: holm([0.1, 1.5]), "p_values must be from 0 to 1; got 1.5"),

@@ -527,7 +527,7 @@ def test_what_is_no_log_is_refused(change: dict[str, NDArray[Any]], message: str
         (lambda log, order: list_terms(log, order * 0), "positions must be whole numbers from 1 up; got 0"),
         (lambda log, order: list_terms(log, order, floor=-1), "floor must be from 0 to 1; got -1"),
         (lambda log, order: list_terms(log, order, cutoff=0), "cutoff must be a whole number from 1 up"),
-        (lambda log, order: list_terms(replace(log, table=log.table + 1), order), "table must hold probabilities"),
+        (lambda log, order: list_terms(replace(log, table=log.table + 1), order), "table must contain probabilities"),
         (
             lambda log, order: list_terms(log, order).by(np.array([0, 1]), 2),
             r"group must be whole numbers of shape \[1\]",
@@ -537,14 +537,14 @@ def test_what_is_no_log_is_refused(change: dict[str, NDArray[Any]], message: str
             "group must be whole numbers .*; got float64",
         ),
         (lambda log, order: list_terms(log, order).by(np.array([2]), 2), "group must be from 0 to 1; got 2"),
-        (lambda log, order: Terms.concatenate([]), "parts must hold at least one Terms; got none"),
+        (lambda log, order: Terms.concatenate([]), "parts must contain at least one Terms; got none"),
         (
             lambda log, order: list_terms(log, order) + list_terms(replace(log, propensity=np.ones((1, 2))), order),
             "terms must all have propensities or none; got them in 1 of 2",
         ),
         (
             lambda log, order: query_values(list_terms(pick(log, slice(0)), order[:0]), "ratio"),
-            "terms must hold at least one query; got none",
+            "terms must contain at least one query; got none",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import urank
-from simulated import Small, true_utility
+from simulated import Small
 from urank.clicks.fitting import ClickConfig
 from urank.errors import ConfigError, DataError
 from urank.evaluation import policy_evaluation as module
@@ -24,14 +24,14 @@ from urank.evaluation.cross_fitting import CrossfitConfig, CrossFittedModels
 from urank.evaluation.estimators import ESTIMATORS, Terms
 from urank.evaluation.intervals import add_model_variance, model_variance, normal_interval, paired
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies, query_bytes
-from urank.lab.truth import read_truth, true_table
+from urank.lab.truth import true_utilities
 from urank.log import prepare
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import positions_by_score, where_items
 from urank.log.splits import SPLITS
 from urank.memory import Memory
 from urank.pipeline import ModelFit
-from urank.ranking.policies import LoggedOrder, ModelPolicy, Random
+from urank.ranking.policies import ModelPolicy, Random
 
 QUICK = CrossfitConfig(cuts=1, clicks=ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}}))
 K = 10
@@ -70,10 +70,9 @@ def oracle(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def evaluation(small: Small, fitted: ModelFit) -> Evaluation:
-    """By real click models, beside the truth."""
+    """By real click models."""
     policies = [ModelPolicy("score", fitted.model, "score"), ModelPolicy("match", fitted.model, "match"), Random()]
-    truth = true_table(read_truth(small.folder))
-    return evaluate_policies(policies, small.dataset, config=QUICK, truth=truth)
+    return evaluate_policies(policies, small.dataset, config=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_the_logged_order_earned_what_it_earned(evaluation: Evaluation, lists: p
     assert list(logged.utility) == [1, 3, 5, K]
     for cutoff, found in logged.utility.items():
         assert found.mean == pytest.approx(earned.filter(lists["position"] <= cutoff).sum() / evaluation.lists)
-    assert (logged.difference, logged.true_difference, logged.support.warnings) == (None, None, [])
+    assert (logged.difference, logged.support.warnings) == (None, [])
     by_query = lists.group_by("query_id").agg((pl.col("click") * pl.col("value")).sum())["click"].to_numpy()
     expected = normal_interval(by_query / 6)  # every query was shown six times
     assert logged.utility[K].error == pytest.approx(expected.error)
@@ -131,24 +130,6 @@ def test_without_values_clicks_are_counted(small: Small, lists: pl.DataFrame, pr
     assert found.measure == "clicks"
     assert found["logged"].utility[K].mean == pytest.approx(lists["click"].sum() / found.lists)
     assert [policy.name for policy in found.policies] == ["logged"]
-
-
-def test_truth(small: Small, fitted: ModelFit, evaluation: Evaluation) -> None:
-    orders = {
-        "logged": LoggedOrder().positions,
-        "random": Random().positions,
-        "score": ModelPolicy("score", fitted.model, "score").positions,
-    }
-    for name, positions in orders.items():
-        assert evaluation[name].true is not None
-        assert list(evaluation[name].true) == [1, 3, 5, K]
-        assert evaluation[name].true[K] == pytest.approx(true_utility(small, positions), rel=1e-5)
-        assert list(evaluation[name].true.values()) == sorted(evaluation[name].true.values())
-    assert set(evaluation.to_dict()["policies"][0]["true"]) == {"1", "3", "5", "10"}
-    difference = evaluation["score"].true_difference
-    assert difference is not None
-    assert difference.mean == pytest.approx(evaluation["score"].true[K] - evaluation["logged"].true[K])
-    assert difference.n == evaluation.queries
 
 
 def test_estimates_and_values_hang_together(evaluation: Evaluation) -> None:
@@ -172,15 +153,9 @@ def test_estimates_and_values_hang_together(evaluation: Evaluation) -> None:
         evaluation["oracle"]
 
 
-def test_warnings_name_the_policy(evaluation: Evaluation) -> None:
-    own = [f"{policy.name}: {told}" for policy in evaluation.policies for told in policy.support.warnings]
-    assert evaluation.warnings == [*evaluation.specification.warnings, *own]
-    assert any(told.startswith("random: only ") for told in own)
-
-
 def test_in_a_terminal(evaluation: Evaluation) -> None:
     first, *lines = str(evaluation).splitlines()
-    assert first == f"value a list by doubly_robust, {evaluation.queries:,} queries"
+    assert first == f"value per list by doubly_robust, {evaluation.queries:,} queries"
     assert [line.split()[0] for line in lines[:4]] == ["logged", "score", "match", "random"]
     assert "to logged" not in lines[0]
     assert f"to logged {evaluation['score'].difference.mean:+.4f}" in lines[1]  # type: ignore[union-attr]
@@ -194,7 +169,6 @@ def test_plain_json(evaluation: Evaluation) -> None:
     assert not {"values", "by_model"} & set(told["policies"][0])
     assert told["policies"][0]["difference"] is None
     assert told["policies"][1]["difference"]["p_value"] == evaluation["score"].difference.p_value  # type: ignore[union-attr]
-    assert told["policies"][1]["true"]["10"] == evaluation["score"].true[K]  # type: ignore[index]
     assert len(told["specification"]["cells"]) == len(evaluation.specification.cells)
     assert (told["queries"], told["floor"], told["warnings"]) == (evaluation.queries, 0.01, evaluation.warnings)
 
@@ -203,12 +177,12 @@ def test_plain_json(evaluation: Evaluation) -> None:
 
 
 def test_with_a_right_table_direct_is_the_truth(small: Small, oracle: None) -> None:
-    truth = true_table(read_truth(small.folder))
-    found = evaluate_policies([Reversed(), Random()], small.dataset, estimator="direct", truth=truth)
+    policies = [Reversed(), Random()]
+    found = evaluate_policies(policies, small.dataset, estimator="direct")
+    true = true_utilities(found, policies, small.dataset, small.folder)
     for policy in found.policies:
-        assert policy.true is not None
         for cutoff, utility in policy.utility.items():
-            assert utility.mean == pytest.approx(policy.true[cutoff], rel=1e-5)
+            assert utility.mean == pytest.approx(true[policy.name].by_cutoff[cutoff], rel=1e-5)
         # All models agree, so the interval is that over queries.
         assert policy.utility[K] == normal_interval(policy.values)
     assert found.specification.warnings == []
@@ -253,7 +227,7 @@ def test_of_more_queries_than_memory_holds_a_sample_is_judged(small: Small, orac
     assert found.all_rows == whole.rows == whole.all_rows
     assert 90 <= found.queries <= 103  # whole queries, so a few more or less
     assert found.rows < whole.rows
-    (warning,) = [each for each in found.warnings if "sample" in each]
+    (warning,) = [each for each in found.warnings if "sample of the queries" in each]
     assert f"{found.rows:,} of {whole.rows:,} impressions" in warning
     assert not any("sample of the queries" in each for each in whole.warnings)
     for a, b in zip(found.policies, whole.policies, strict=True):
@@ -270,16 +244,15 @@ def test_models_that_disagree_widen_intervals(small: Small, monkeypatch: pytest.
     """One model of each cut sees 0.8 of the clicks: θ and 0.8 θ, so (0.2 θ)² / 4 is added to the variance."""
     pair: Any = [Oracle(small), Oracle(small, 0.8)]
     monkeypatch.setattr(module, "fit_cross_fitted", lambda *_, **__: CrossFittedModels([pair, pair], 0))
-    truth = true_table(read_truth(small.folder))
-    found = evaluate_policies([Reversed()], small.dataset, estimator="direct", truth=truth)
+    found = evaluate_policies([Reversed()], small.dataset, estimator="direct")
+    true = true_utilities(found, [Reversed()], small.dataset, small.folder)
     logged, other = found.policies
-    assert logged.true is not None
-    assert other.true is not None
-    for policy, theta in ((logged, logged.true[K]), (other, other.true[K])):
+    for policy in found.policies:
+        theta = true[policy.name].by_cutoff[K]
         own = normal_interval(policy.values).error ** 2
         assert policy.utility[K].error == pytest.approx(sqrt(own + (0.2 * theta) ** 2 / 4), rel=1e-5)
     own = paired(other.values, logged.values).error ** 2
-    apart = 0.2 * (other.true[K] - logged.true[K])
+    apart = 0.2 * (true["reversed"].by_cutoff[K] - true["logged"].by_cutoff[K])
     assert other.difference is not None
     assert other.difference.error == pytest.approx(sqrt(own + apart**2 / 4), rel=1e-5)
     # What needs no model has no variance of models.
@@ -358,7 +331,7 @@ def test_settings_that_are_refused(small: Small, nothing_fitted: None, settings:
 
 def test_names_must_differ(small: Small, nothing_fitted: None) -> None:
     for policies, name in (([Random(), Random(seed=1)], "random"), ([Reversed("logged")], "logged")):
-        with pytest.raises(ConfigError, match=f"policies must have names of their own; '{name}' occurs twice"):
+        with pytest.raises(ConfigError, match=f"policies must have distinct names; '{name}' occurs twice"):
             evaluate_policies(policies, small.dataset)
 
 
@@ -383,15 +356,6 @@ def test_positions_that_are_no_order(small: Small, oracle: None) -> None:
         evaluate_policies([Stuck("stuck")], small.dataset)
 
 
-def test_truth_that_does_not_fit(small: Small, oracle: None, prepared: Any) -> None:
-    truth = read_truth(small.folder)
-    with pytest.raises(DataError, match="the truth does not know the item"):
-        evaluate_policies([], small.dataset, truth=true_table(truth.head(3)))
-    nameless = prepared(small.simulation.log.drop("item_id"))
-    with pytest.raises(DataError, match=r"the log does not name its items \(item_id\)"):
-        evaluate_policies([], nameless, truth=true_table(truth))
-
-
 def test_too_few_queries(small: Small, prepared: Any) -> None:
     few = prepared(small.simulation.log.filter(pl.col("query_id").is_in(["q000001", "q000002"])), valid=0, test=1)
     with pytest.raises(DataError, match="has too few queries in test for 2 folds"):
@@ -405,9 +369,3 @@ def test_comparisons_between_policies_count_the_models_too(evaluation: Evaluatio
     apart = (match.by_model - score.by_model) @ [1, -1]
     assert between.mean == plain.mean
     assert between.error == pytest.approx(np.sqrt(plain.error**2 + np.mean(apart**2) / 4))
-
-
-def test_as_text(evaluation: Evaluation) -> None:
-    first, *lines = str(evaluation).splitlines()
-    assert f"{evaluation.queries:,} queries" in first
-    assert [line.split()[0] for line in lines[: len(evaluation.policies)]] == [p.name for p in evaluation.policies]

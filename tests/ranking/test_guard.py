@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simulated import Small
 from urank.errors import ConfigError
 from urank.pipeline import ModelFit
-from urank.ranking.guard import Guard, Moves, blended, bounded, moves
+from urank.ranking.guard import Guard, Moves, blend_ranks, count_moves, limit_shift
 from urank.ranking.policies import Guarded, LoggedOrder, ModelPolicy, Random
 
 Orders = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
@@ -52,7 +52,7 @@ def each_list(found: NDArray[np.int64], given: Orders) -> list[tuple[list[int], 
 
 @given(orders(), st.integers(0, 10))
 def test_nothing_moves_further_than_the_bound(given: Orders, most: int) -> None:
-    found = bounded(given[0], given[1], most, where=given[2])
+    found = limit_shift(given[0], given[1], most, where=given[2])
     for new, _, now in each_list(found, given):
         assert sorted(new) == list(range(1, len(new) + 1))
         assert all(abs(a - b) <= most for a, b in zip(new, now, strict=True))
@@ -61,13 +61,13 @@ def test_nothing_moves_further_than_the_bound(given: Orders, most: int) -> None:
 @given(orders(), st.integers(9, 1000))
 def test_both_ends_are_exact(given: Orders, most: int) -> None:
     wanted, current, where = given
-    for new, _, now in each_list(bounded(wanted, current, 0, where=where), given):
+    for new, _, now in each_list(limit_shift(wanted, current, 0, where=where), given):
         assert new == now
-    for new, want, _ in each_list(bounded(wanted, current, most, where=where), given):
+    for new, want, _ in each_list(limit_shift(wanted, current, most, where=where), given):
         assert new == want
-    for new, _, now in each_list(blended(wanted, current, 0.0, where=where), given):
+    for new, _, now in each_list(blend_ranks(wanted, current, 0.0, where=where), given):
         assert new == now
-    for new, want, _ in each_list(blended(wanted, current, 1.0, where=where), given):
+    for new, want, _ in each_list(blend_ranks(wanted, current, 1.0, where=where), given):
         assert new == want
 
 
@@ -78,7 +78,7 @@ def test_no_order_within_the_bound_is_closer(n: int) -> None:
     current = np.arange(1, n + 1)
     for most in range(n):
         allowed = [order for order in everything if (np.abs(np.array(order) - current) <= most).all()]
-        found = bounded(np.array(everything), np.tile(current, (len(everything), 1)), most)
+        found = limit_shift(np.array(everything), np.tile(current, (len(everything), 1)), most)
         for wanted, new in zip(everything, found.tolist(), strict=True):
             assert from_the_top(new, wanted) == min(from_the_top(order, wanted) for order in allowed)
 
@@ -86,7 +86,7 @@ def test_no_order_within_the_bound_is_closer(n: int) -> None:
 @given(orders(), st.integers(0, 10))
 def test_a_larger_bound_comes_no_further_from_the_wanted_order(given: Orders, most: int) -> None:
     """Read from the top: what a bound allows, a larger one does."""
-    near, far = (bounded(given[0], given[1], each, where=given[2]) for each in (most, most + 1))
+    near, far = (limit_shift(given[0], given[1], each, where=given[2]) for each in (most, most + 1))
     for (small, want, _), (large, _, _) in zip(each_list(near, given), each_list(far, given), strict=True):
         assert from_the_top(large, want) <= from_the_top(small, want)
 
@@ -118,7 +118,7 @@ def test_padding_and_the_order_of_the_items_mean_nothing(given: Orders, guard: G
 
 @given(orders(), st.floats(0, 1))
 def test_a_blend_is_sorted_by_the_mean_rank(given: Orders, share: float) -> None:
-    for new, want, now in each_list(blended(given[0], given[1], share, where=given[2]), given):
+    for new, want, now in each_list(blend_ranks(given[0], given[1], share, where=given[2]), given):
         assert sorted(new) == list(range(1, len(new) + 1))
         means = [(1 - share) * b + share * a for a, b in zip(want, now, strict=True)]
         in_order = [mean for _, mean in sorted(zip(new, means, strict=True))]
@@ -128,7 +128,7 @@ def test_a_blend_is_sorted_by_the_mean_rank(given: Orders, share: float) -> None
 def test_ties_stay_in_the_current_order_whatever_the_rounding() -> None:
     """0.8 · 3 + 0.2 · 6 and 0.8 · 4 + 0.2 · 2 are both 3.6, which floats do not know."""
     assert (1 - 0.2) * 3 + 0.2 * 6 > (1 - 0.2) * 4 + 0.2 * 2
-    assert blended(np.array([[1, 3, 6, 2, 4, 5]]), np.arange(1, 7)[None], 0.2).tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert blend_ranks(np.array([[1, 3, 6, 2, 4, 5]]), np.arange(1, 7)[None], 0.2).tolist() == [[1, 2, 3, 4, 5, 6]]
 
 
 # Guards
@@ -177,13 +177,16 @@ def test_texts_that_are_no_guard(text: str, sentence: str) -> None:
 
 def test_other_refusals() -> None:
     order = np.array([[1, 2]])
-    with pytest.raises(ConfigError, match="a guard is of the kind shift or blend; got 'jump'"):
+    with pytest.raises(ConfigError, match="the kind of a guard must be shift or blend; got 'jump'"):
         Guard("jump", 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="most must be a whole number from 0 up; got -1"):
-        bounded(order, order, -1)
+        limit_shift(order, order, -1)
     with pytest.raises(ValueError, match=r"share must be from 0 to 1; got 1\.5"):
-        blended(order, order, 1.5)
-    for refused in (lambda: bounded(order, np.array([[3, 3]]), 1), lambda: blended(np.array([[3, 3]]), order, 0.5)):
+        blend_ranks(order, order, 1.5)
+    for refused in (
+        lambda: limit_shift(order, np.array([[3, 3]]), 1),
+        lambda: blend_ranks(np.array([[3, 3]]), order, 0.5),
+    ):
         with pytest.raises(
             ValueError, match="positions must be distinct within a list; got 3 more than once in list 0"
         ):
@@ -196,12 +199,12 @@ def test_other_refusals() -> None:
 def test_moves_by_hand() -> None:
     current = np.array([[1, 4, 9], [2, 3, 0]])  # ranks 1, 2, 3 and 1, 2
     where = np.array([[True, True, True], [True, True, False]])
-    found = moves(np.array([[3, 1, 2], [1, 2, 7]]), current, where=where)
+    found = count_moves(np.array([[3, 1, 2], [1, 2, 7]]), current, where=where)
     assert found == Moves(items=5, lists=2, places=2 + 1 + 1, largest=2, firsts=1)
     assert (found.mean, found.other_first) == (4 / 5, 1 / 2)
-    twice = found + moves(current, current, where=where)
+    twice = found + count_moves(current, current, where=where)
     assert (twice.mean, twice.largest, twice.other_first) == (4 / 10, 2, 1 / 4)
-    nothing = moves(np.zeros((2, 0), dtype=int), np.zeros((2, 0), dtype=int))
+    nothing = count_moves(np.zeros((2, 0), dtype=int), np.zeros((2, 0), dtype=int))
     assert nothing == Moves()
     assert np.isnan([nothing.mean, nothing.other_first]).all()
 

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from urank.evaluation.estimators import LoggedBatch
 from urank.evaluation.intervals import holm
-from urank.evaluation.policy_evaluation import LEVELS, MISFIT_LEVEL, CalibrationTest, Specification
+from urank.evaluation.policy_evaluation import CALIBRATION_LEVELS, MISFIT_LEVEL, CalibrationTest, Specification
 
 K = 4
 
@@ -34,7 +34,7 @@ def judged(logged: LoggedBatch, query: np.ndarray, blocks: int = 1) -> Specifica
     for part in np.array_split(np.arange(len(query)), blocks):
         fields = ("table", "position", "click", "value", "where")
         calibration.add(LoggedBatch(**{name: getattr(logged, name)[part] for name in fields}), query[part])
-    return calibration.judge()
+    return calibration.result()
 
 
 # Arithmetic
@@ -46,7 +46,7 @@ def test_a_cell_by_hand() -> None:
     logged = LoggedBatch(table, np.ones((3, 1), int), np.array([[1], [0], [1]]), np.ones((3, 1)), np.ones((3, 1), bool))
     calibration = CalibrationTest(1)
     calibration.add(logged, np.array([7, 7, 9], dtype=np.uint64))
-    cells = calibration.judge().cells
+    cells = calibration.result().cells
     assert [(cell.position, cell.level, cell.rows) for cell in cells] == [(1, 1, 1), (1, 2, 1), (1, 3, 1)]
     assert [cell.predicted for cell in cells] == [0.2, 0.4, 0.6]
     assert [cell.observed for cell in cells] == [1.0, 0.0, 1.0]
@@ -64,7 +64,7 @@ def test_errors_are_clustered_by_query() -> None:
     calibration = CalibrationTest(1)
     # All rows are as likely as each other, so the thirds are by their order: one query each.
     calibration.add(logged, np.array([3, 3, 1, 1, 2, 2], dtype=np.uint64))
-    cells = calibration.judge().cells
+    cells = calibration.result().cells
     assert [cell.rows for cell in cells] == [2, 2, 2]
     np.testing.assert_allclose([cell.z for cell in cells], [1.0, 1.0, -1.0])  # ±1 / √(1²), not ±1 / √(2 · 0.5²)
 
@@ -75,7 +75,7 @@ def test_levels_are_thirds_of_each_position() -> None:
     assert [(cell.position, cell.level) for cell in cells] == [(k, n) for k in range(1, K + 1) for n in (1, 2, 3)]
     assert all(cell.rows == 300 for cell in cells)  # 900 lists
     for k in range(K):
-        low, middle, high = (cell.predicted for cell in cells[LEVELS * k : LEVELS * (k + 1)])
+        low, middle, high = (cell.predicted for cell in cells[CALIBRATION_LEVELS * k : CALIBRATION_LEVELS * (k + 1)])
         assert low < middle < high
     chance = np.take_along_axis(logged.table, logged.position[..., None] - 1, axis=2)[..., 0]
     for k in range(1, K + 1):
@@ -99,14 +99,14 @@ def test_padding_does_not_count() -> None:
 
 def test_positions_that_were_never_shown_have_no_cells() -> None:
     calibration = CalibrationTest(3)
-    assert calibration.judge() == Specification([], [])
+    assert calibration.result() == Specification([], [])
     table = np.full((30, 1, 3), 0.3)
     where = np.ones((30, 1), bool)
     calibration.add(
         LoggedBatch(table, np.full((30, 1), 2), np.zeros((30, 1)), np.ones((30, 1)), where),
         np.arange(30).astype(np.uint64),
     )
-    assert {cell.position for cell in calibration.judge().cells} == {2}
+    assert {cell.position for cell in calibration.result().cells} == {2}
 
 
 # What it finds

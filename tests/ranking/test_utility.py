@@ -105,6 +105,15 @@ def test_items_without_a_place_earn_nothing() -> None:
     )
 
 
+def test_a_cutoff_above_the_number_of_positions_gives_no_further_place() -> None:
+    positions = np.array([[3, 1, 2], [1, 2, 7]])
+    table = TABLE[:, :, :2]
+    for cutoff in (2, 3, 7, 99):
+        np.testing.assert_array_equal(
+            has_place(table, positions, cutoff=cutoff), [[False, True, True], [True, True, False]]
+        )
+
+
 def test_gaps_between_positions_are_empty_slots() -> None:
     np.testing.assert_allclose(utility(TABLE[:1, :2], np.array([[3, 1]])), [0.3 + 0.9])
 
@@ -216,7 +225,7 @@ def test_refuses_a_table_of_another_shape(table: NDArray[Any]) -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.5, np.nan])
 def test_refuses_what_is_not_a_probability(probability: float) -> None:
-    with pytest.raises(ValueError, match=f"table must hold probabilities from 0 to 1; got {probability}"):
+    with pytest.raises(ValueError, match=f"table must contain probabilities from 0 to 1; got {probability}"):
         utility(np.full((1, 1, 1), probability), np.array([[1]]))
 
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from urank.config import validate
 from urank.errors import ConfigError
-from urank.ranking.settings import UrankConfig
+from urank.ranking.urank_config import UrankConfig
 
 
 def test_toml_and_back() -> None:
@@ -34,7 +34,7 @@ def test_toml_and_back() -> None:
     [
         ({"ranker": "magic"}, "ranker in the configuration: input should be 'network', 'trees', 'lambdarank', "),
         ({"method": "magic"}, "method in the configuration: input should be 'auto', 'score', 'match' or 'ctr1'"),
-        ({"ranker": "none", "method": "score"}, "method score needs a ranker that gives scores; got ranker 'none'"),
+        ({"ranker": "none", "method": "score"}, "method score needs a ranker with scores; got ranker 'none'"),
         ({"ranker": "trees", "scorer": {"form": "paper"}}, "ranker trees needs the stable form of the loss"),
         ({"scorer": {"epochs": 3}}, r"scorer\.epochs is not a key of the configuration"),
         ({"colour": 1}, "colour is not a key of the configuration; the keys are ranker, method, clicks, scorer, trees"),

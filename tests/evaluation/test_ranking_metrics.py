@@ -18,23 +18,19 @@ from sklearn.metrics import average_precision_score, label_ranking_average_preci
 
 from urank.evaluation.ranking_metrics import (
     Empty,
-    Gain,
+    GainKind,
     average_precision_metric,
     clicks_metric,
     ctr_metric,
-    mean_metric,
     ndcg_metric,
-    reciprocal_rank_metric,
-    utility_metric,
 )
 from urank.log.ragged import offsets_of_runs, pad, positions_by_score, where_items
 
 RELEVANCE_METRICS: list[Callable[..., NDArray[np.float64]]] = [
     average_precision_metric,
     ndcg_metric,
-    reciprocal_rank_metric,
 ]
-GAINS: list[Gain] = ["exponential", "linear"]
+GAINS: list[GainKind] = ["exponential", "linear"]
 CUTOFFS = [None, 1, 3, 10]
 
 cutoffs = st.none() | st.integers(1, 12)
@@ -121,14 +117,6 @@ def test_ndcg_never_passes_1_by_rounding() -> None:
     assert ndcg_metric(np.array([[1, 2, 4, 3]]), relevance).tolist() == [1.0]
 
 
-def test_reciprocal_rank_is_that_of_the_first_relevant_item() -> None:
-    positions = np.array([[5, 3, 1], [1, 2, 3]])
-    relevance = np.array([[1, 2, 0], [1, 0, 0]])
-    np.testing.assert_allclose(reciprocal_rank_metric(positions, relevance), [1 / 3, 1 / 1])
-    np.testing.assert_allclose(reciprocal_rank_metric(positions, relevance, cutoff=2), [0, 1 / 1])
-    np.testing.assert_allclose(reciprocal_rank_metric(positions, relevance, threshold=2)[:1], [1 / 3])
-
-
 def test_empty_slots_push_items_down() -> None:
     positions, relevance = np.array([[2, 4]]), np.array([[1, 1]])
     np.testing.assert_allclose(average_precision_metric(positions, relevance), [(1 / 2 + 2 / 4) / 2])
@@ -137,19 +125,14 @@ def test_empty_slots_push_items_down() -> None:
     )
 
 
-def test_clicks_ctr_and_utility_read_the_table() -> None:
+def test_clicks_and_ctr_read_the_table() -> None:
     table = np.array([[[0.5, 0.4], [0.3, 0.1], [0.9, 0.8]], [[0.2, 0.1], [0.6, 0.3], [np.nan, np.nan]]])
     positions = np.array([[2, 1, 3], [2, 1, 1]])
     where = np.array([[True, True, True], [True, True, False]])
-    value = np.array([[2.0, 3.0, 5.0], [7.0, 11.0, np.nan]])
     np.testing.assert_allclose(clicks_metric(positions, table, where=where), [0.4 + 0.3, 0.1 + 0.6])
     np.testing.assert_allclose(ctr_metric(positions, table, where=where), [(0.4 + 0.3) / 2, (0.1 + 0.6) / 2])
-    np.testing.assert_allclose(
-        utility_metric(positions, table, value, where=where), [0.4 * 2 + 0.3 * 3, 0.1 * 7 + 0.6 * 11]
-    )
     np.testing.assert_allclose(clicks_metric(positions, table, where=where, cutoff=1), [0.3, 0.6])
     np.testing.assert_allclose(ctr_metric(positions, table, where=where, cutoff=1), [0.3 / 1, 0.6 / 1])
-    np.testing.assert_allclose(utility_metric(positions, table, value, where=where, cutoff=1), [0.3 * 3, 0.6 * 11])
 
 
 def test_ctr_divides_by_the_items_with_a_place() -> None:
@@ -176,14 +159,6 @@ def test_a_relevant_item_below_the_cutoff_is_not_an_empty_query() -> None:
         np.testing.assert_array_equal(metric(positions, relevance, cutoff=2), [0.0])
 
 
-def test_mean_leaves_out_queries_without_a_value() -> None:
-    assert mean_metric(np.array([0.5, np.nan, 0.25])) == (0.5 + 0.25) / 2
-    assert np.isnan(mean_metric(np.array([np.nan, np.nan])))
-    assert np.isnan(mean_metric(np.array([])))
-    with pytest.raises(ValueError, match=r"values must have shape \[B\]; got shape \[1, 2\]"):
-        mean_metric(np.array([[1.0, 2.0]]))
-
-
 @pytest.mark.parametrize("metric", RELEVANCE_METRICS)
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
 def test_no_lists_and_no_items(metric: Callable[..., NDArray[np.float64]], shape: tuple[int, int]) -> None:
@@ -204,12 +179,12 @@ def test_values_are_from_0_to_1(given_lists: Lists, cutoff: int | None) -> None:
 
 
 @given(lists(), cutoffs, st.sampled_from(GAINS))
-def test_the_ideal_order_has_1(given_lists: Lists, cutoff: int | None, gain: Gain) -> None:
+def test_the_ideal_order_has_1(given_lists: Lists, cutoff: int | None, gain: GainKind) -> None:
     relevance, where = given_lists.relevance, given_lists.where
     ideal = positions_by_score(relevance, where=where)
     values = ndcg_metric(ideal, relevance, where=where, cutoff=cutoff, gain=gain, empty="one")
     np.testing.assert_array_equal(values, np.ones(len(ideal)))
-    for metric in (average_precision_metric, reciprocal_rank_metric):
+    for metric in (average_precision_metric,):
         values = metric(ideal, relevance, where=where, cutoff=cutoff, empty="one")
         np.testing.assert_allclose(values, np.ones(len(ideal)), rtol=1e-12)
 
@@ -258,7 +233,7 @@ def test_each_list_is_measured_alone(given_lists: Lists, cutoff: int | None) -> 
 
 @given(lists(min_items=2), cutoffs, st.sampled_from(GAINS), st.data())
 def test_swapping_a_better_item_upwards_never_lowers_a_metric(
-    given_lists: Lists, cutoff: int | None, gain: Gain, data: st.DataObject
+    given_lists: Lists, cutoff: int | None, gain: GainKind, data: st.DataObject
 ) -> None:
     positions, relevance, where = given_lists.positions[:1], given_lists.relevance[:1], given_lists.where[:1]
     lower, upper = data.draw(st.permutations(np.flatnonzero(where[0]).tolist()))[:2]
@@ -271,7 +246,7 @@ def test_swapping_a_better_item_upwards_never_lowers_a_metric(
     before = ndcg_metric(positions, relevance, where=where, cutoff=cutoff, gain=gain)
     after = ndcg_metric(swapped, relevance, where=where, cutoff=cutoff, gain=gain)
     assert after[0] >= before[0] - 1e-12
-    for metric in (average_precision_metric, reciprocal_rank_metric):
+    for metric in (average_precision_metric,):
         before = metric(positions, relevance, where=where, cutoff=cutoff, empty="zero")
         after = metric(swapped, relevance, where=where, cutoff=cutoff, empty="zero")
         assert after[0] >= before[0] - 1e-12
@@ -283,13 +258,13 @@ def test_swapping_a_better_item_upwards_never_lowers_a_metric(
 @pytest.mark.parametrize("gain", GAINS)
 @pytest.mark.parametrize("cutoff", CUTOFFS)
 @pytest.mark.parametrize("n", [2, 7, 30])
-def test_ndcg_agrees_with_scikit_learn_on_random_lists(n: int, cutoff: int | None, gain: Gain) -> None:
+def test_ndcg_agrees_with_scikit_learn_on_random_lists(n: int, cutoff: int | None, gain: GainKind) -> None:
     positions, relevance = random_lists(np.random.default_rng(n), 300, n)
     gains = 2.0**relevance - 1 if gain == "exponential" else relevance
     ours = ndcg_metric(positions, relevance, cutoff=cutoff, gain=gain, empty="zero")
     theirs = [ndcg_score(gains[[b]], -positions[[b]], k=cutoff) for b in range(len(positions))]
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    np.testing.assert_allclose(mean_metric(ours), ndcg_score(gains, -positions, k=cutoff), rtol=1e-12)
+    np.testing.assert_allclose(ours.mean(), ndcg_score(gains, -positions, k=cutoff), rtol=1e-12)
 
 
 @pytest.mark.parametrize("threshold", [1, 3])
@@ -303,9 +278,7 @@ def test_average_precision_agrees_with_scikit_learn_on_random_lists(n: int, thre
     theirs = [average_precision_score(relevant[b], -positions[b]) for b in has_any]
     np.testing.assert_allclose(ours[has_any], theirs, rtol=1e-12)
     as_one = average_precision_metric(positions, relevance, threshold=threshold, empty="one")
-    np.testing.assert_allclose(
-        mean_metric(as_one), label_ranking_average_precision_score(relevant, -positions), rtol=1e-12
-    )
+    np.testing.assert_allclose(as_one.mean(), label_ranking_average_precision_score(relevant, -positions), rtol=1e-12)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from urank.evaluation import policy_evaluation as module
 from urank.evaluation.cross_fitting import CrossfitConfig, CrossFittedModels
 from urank.evaluation.guard_sweep import GuardLevel, GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import evaluate_policies
-from urank.lab.truth import read_truth, true_table
+from urank.lab.truth import true_guard_utilities, true_utilities
 from urank.log.dataset import Block
 from urank.pipeline import ModelFit, guard_levels
 from urank.ranking.guard import Guard, Moves
@@ -71,20 +71,20 @@ class Asked:
 def test_levels_lie_between_the_logged_and_the_full_order(
     small: Small, fitted: ModelFit, oracle: None, kind: Any
 ) -> None:
-    found = guard_levels(fitted.model, small.dataset, kind=kind, truth=small.folder)
-    logged = found.evaluation.policies[0].true
-    assert logged is not None
-    true = [logged[K], *(level.true or nan for level in found.levels)]
+    found = guard_levels(fitted.model, small.dataset, kind=kind)
+    policy = ModelPolicy("score", fitted.model, "score")
+    by_name = true_guard_utilities(found, policy, small.dataset, small.folder)
+    true = [each.by_cutoff[K] for each in by_name.values()]
     full = true[-1] - true[0]
     assert full > 0
     assert all(after >= before - 0.05 * full for before, after in pairwise(true))
     assert true[1] > true[0] + 0.05 * full
     # The truth of a level is what its orders earn, and the estimate is near it, since the judges know the truth.
-    shuffled = ModelPolicy("score", fitted.model, "score")
     for level in found.levels:
-        meant = shuffled if level.guard is None else Guarded(shuffled, level.guard)
-        assert level.true == pytest.approx(true_utility(small, meant.positions), rel=1e-6)
-        assert abs(level.utility.mean - (level.true or nan)) < 4 * level.utility.error
+        guarded = policy if level.guard is None else Guarded(policy, level.guard)
+        own = by_name[guarded.name].by_cutoff[K]
+        assert own == pytest.approx(true_utility(small, guarded.positions), rel=1e-6)
+        assert abs(level.utility.mean - own) < 4 * level.utility.error
     moved = [level.moves.mean for level in found.levels]
     assert moved == sorted(moved)
     if kind == "shift":
@@ -102,14 +102,13 @@ def test_propensities_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert shuffled.dataset.has("propensity")
     judge: Any = Oracle(shuffled)
     monkeypatch.setattr(module, "fit_cross_fitted", lambda *_, **__: CrossFittedModels([[judge, judge]] * 2, 0))
-    truth = true_table(read_truth(shuffled.folder))
     guarded = Guarded(Random(), Guard("shift", 1))
-    with_them = evaluate_policies([guarded], shuffled.dataset, truth=truth)[guarded.name]
-    assert with_them.true is not None
-    ips, ratio = with_them.estimates["ips"], with_them.estimates["ratio"]
-    assert ips.low > 1.2 * with_them.true[5]
-    assert abs(ratio.mean - with_them.true[5]) < 3 * ratio.error
-    found = evaluate_guard(Random(), shuffled.dataset, levels=[1], truth=truth)
+    with_them = evaluate_policies([guarded], shuffled.dataset)
+    true = true_utilities(with_them, [guarded], shuffled.dataset, shuffled.folder)[guarded.name].by_cutoff[5]
+    ips, ratio = (with_them[guarded.name].estimates[name] for name in ("ips", "ratio"))
+    assert ips.low > 1.2 * true
+    assert abs(ratio.mean - true) < 3 * ratio.error
+    found = evaluate_guard(Random(), shuffled.dataset, levels=[1])
     assert found.evaluation.estimator == "ratio"
     assert "ips" not in found.levels[0].value.estimates
     assert found.levels[0].value.support.coverage is None
@@ -180,14 +179,14 @@ def levels(*gains: tuple[float, float], logged: float = 0.8) -> GuardLevels:
         (
             [(0.008, 0.004), (0.016, 0.004), (0.08, 0.008)],
             "unbounded",
-            "launch score as it is: it earns 10.0 % more clicks than the logged order (95 % interval 9.0 % to 11.0 %), "
-            "and no smaller level has a clear gain that is half as large",
+            "launch score unguarded: it earns 10.0 % more clicks than the logged order (95 % interval 9.0 % to 11.0 %)"
+            ", and no smaller level has a significant gain of at least half that size",
         ),
         (
             [(0.008, 0.004), (0.04, 0.05), (0.08, 0.09)],
             None,
             "no level is recommended: score with shift 1 earns 1.0 % more clicks than the logged order (95 % interval "
-            "0.5 % to 1.5 %), but less than half of the full gain, which is not clear of 0",
+            "0.5 % to 1.5 %), but less than half of the full gain, whose interval contains 0",
         ),
         (
             [(0.008, 0.004), (-0.04, 0.008)],
@@ -198,9 +197,9 @@ def levels(*gains: tuple[float, float], logged: float = 0.8) -> GuardLevels:
         (
             [(0.008, 0.01), (-0.04, 0.008)],
             None,
-            "no level is recommended: none has a gain whose 95 % interval is clear of 0",
+            "no level is recommended: none has a gain whose 95 % interval is above 0",
         ),
-        ([(nan, nan)], None, "no level is recommended: none has a gain whose 95 % interval is clear of 0"),
+        ([(nan, nan)], None, "no level is recommended: none has a gain whose 95 % interval is above 0"),
     ],
 )
 def test_the_recommendation(gains: list[tuple[float, float]], name: str | None, sentence: str) -> None:
@@ -229,7 +228,7 @@ def test_gains_on_nothing_have_no_percents() -> None:
         ({"kind": "jump"}, "kind must be shift or blend; got 'jump'"),
         ({"levels": [1.5]}, r"the level of a shift must be a whole number from 0 up; got 1\.5"),
         ({"kind": "blend", "levels": [3]}, "the level of a blend must be from 0 to 1; got 3"),
-        ({"estimator": "ips"}, "estimator ips cannot judge a guard, which follows the logged list"),
+        ({"estimator": "ips"}, "estimator ips cannot evaluate a guard, which follows the logged list"),
         ({"estimator": "magic"}, "estimator must be auto or one of direct"),
         ({"split": "tset"}, "split must be train, valid, test or all; got 'tset'"),
         ({"method": "magic"}, "this model ranks by score, match, ctr1; got 'magic'"),

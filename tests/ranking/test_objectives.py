@@ -19,7 +19,15 @@ from urank.learning.features import Inputs
 from urank.log.dataset import Block
 from urank.log.ragged import positions_by_score
 from urank.propensity.examination import ExaminationCurve
-from urank.ranking.objectives import BaselineConfig, ClickGain, DiscountedGain, LabelGain, Padded, by_length, gain_of
+from urank.ranking.objectives import (
+    BaselineConfig,
+    ClickGain,
+    DiscountedGain,
+    LabelGain,
+    PaddedLists,
+    by_length,
+    gain_of,
+)
 from urank.ranking.utility import delta_utility, earned
 
 OFFSETS = np.array([0, 2, 3])
@@ -41,9 +49,9 @@ def block(**columns: list[float]) -> Block:
     return Block(pa.table({"query_id": ["a", "b"]}), pa.table(columns), OFFSETS)
 
 
-def padded(gain: np.ndarray, where: np.ndarray | None = None) -> Padded:
+def padded(gain: np.ndarray, where: np.ndarray | None = None) -> PaddedLists:
     zero = np.zeros(gain.shape)
-    return Padded(zero, zero, zero, None, gain, where)
+    return PaddedLists(zero, zero, zero, None, gain, where)
 
 
 def test_gain_over_the_logarithm_of_the_position() -> None:
@@ -90,7 +98,7 @@ def test_batches_and_rows_are_the_same_lists() -> None:
     assert whole.gain is not None
     assert whole.where is not None
     assert (whole.gain.tolist(), whole.where.tolist()) == ([[5.0, 6.0], [7.0, 0.0]], [[True, True], [True, False]])
-    rows = Padded.of_rows(given, np.array([[1, 0]]))
+    rows = PaddedLists.of_rows(given, np.array([[1, 0]]))
     assert rows.gain is not None
     assert (rows.gain.tolist(), rows.table, rows.where) == ([[6.0, 5.0]], None, None)
 
