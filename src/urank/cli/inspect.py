@@ -11,7 +11,7 @@ from rich.console import Console
 from urank.cli.options import Categorical, Column, Drop, Json, Quiet, open_log, print_json
 from urank.log.inspection import inspect
 from urank.progress import bars
-from urank.report.tables import print_inspection
+from urank.report.inspection_report import print_inspection
 
 __all__ = ["inspect_command"]
 

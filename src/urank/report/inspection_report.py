@@ -1,67 +1,207 @@
-"""An inspection as a page with plots."""
+"""The report of `urank inspect`: what a log contains and whether position effects can be learned from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
 
 from urank.log.identifiability import ranges
-from urank.log.inspection import Facts, Inspection
+from urank.log.inspection import Facts, Inspection, PositionRates
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import click_curves, link_map
-from urank.report.tables import curve_table, feature_tables, group_table, groups, overview_table
+from urank.report.style import COLOURS, legend, new_axes, new_figure, plain_label
+from urank.report.tables import UNKNOWN, Table, as_sentence, bar, bullet, print_tables
 
-__all__ = ["inspection_lead", "inspection_sections", "write_inspection"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-_CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are left out."
+__all__ = [
+    "click_curves",
+    "inspection_lead",
+    "inspection_sections",
+    "inspection_tables",
+    "print_inspection",
+    "write_inspection",
+]
+
+_CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are omitted."
+_STYLES = {"learnable": "bold green", "partly learnable": "bold yellow", "not learnable": "bold red"}
+
+
+def print_inspection(inspection: Inspection, console: Console) -> None:
+    """Print the tables, then the verdict with its reasons, warnings and advice."""
+    print_tables(console, inspection_tables(inspection.facts))
+    verdict = inspection.verdict
+    bullet(console, "verdict", Text(verdict.sentence, style=_STYLES[verdict.level]))
+    for title, lines in (("why", verdict.reasons), ("beware", verdict.warnings), ("do", verdict.advice)):
+        for line in lines:
+            bullet(console, title, line)
 
 
 def write_inspection(inspection: Inspection, path: str | Path) -> None:
-    """Write the page with the plots."""
+    """Write the page with plots."""
     name = inspection.facts.name
-    sections = inspection_sections(inspection)
     title = f"Inspection of {Path(name).name}"
+    sections = inspection_sections(inspection)
     write_page(path, title, inspection_lead(inspection), sections, footer=f"urank inspect {name}")
 
 
 def inspection_lead(inspection: Inspection) -> str:
-    """The verdict as a sentence of its own."""
-    sentence = inspection.verdict.sentence
-    return f"{sentence[:1].upper()}{sentence[1:]}."
+    """Return the verdict as a sentence."""
+    return as_sentence(inspection.verdict.sentence)
 
 
 def inspection_sections(inspection: Inspection) -> list[Section]:
-    """What the page tells, in order."""
+    """Return the sections of the page."""
     facts, verdict = inspection.facts, inspection.verdict
-    features = list(feature_tables(facts))
-    joined, lost = ranges(facts.interventions.joined), ranges(facts.interventions.lost)
+    graph, features = facts.interventions, list(_feature_tables(facts))
+    links = [] if graph.shared is None else [Chart(_link_map(graph.shared), "Items seen at both of two positions.")]
+    curve = Chart(click_curves({"all": facts.curve}), _CAPTION)
     sections = [
         Section("Why", bullets=verdict.reasons),
         Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
         Section("What to do", bullets=verdict.advice) if verdict.advice else None,
-        Section("Counts", tables=[overview_table(facts)]),
-        Section(
-            "Clicks by position",
-            charts=[Chart(click_curves({"all": facts.curve}), _CAPTION)],
-            tables=[curve_table(facts)],
+        Section("Counts", tables=[_overview_table(facts)]),
+        Section("Clicks by position", charts=[curve], tables=[_position_rate_table(facts)]),
+        *(
+            Section(
+                f"Clicks by position and {group}",
+                charts=[Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")],
+                tables=[_group_table(group, curves)],
+            )
+            for group, curves in _groups(facts).items()
         ),
-        *_group_sections(facts),
         Section(
             "Which positions can be compared",
-            paragraphs=[f"Joined: {joined}. Not: {lost or '–'}."],
-            charts=_link_charts(facts),
+            paragraphs=[f"Connected: {ranges(graph.joined)}. Not connected: {ranges(graph.lost) or UNKNOWN}."],
+            charts=links,
         ),
         Section("Features", tables=features) if features else None,
     ]
     return [section for section in sections if section is not None]
 
 
-def _link_charts(facts: Facts) -> list[Chart]:
-    shared = facts.interventions.shared
-    return [] if shared is None else [Chart(link_map(shared), "Items that were seen at both of two positions.")]
+def inspection_tables(facts: Facts) -> Iterator[Table]:
+    """Yield the tables in reading order."""
+    yield _overview_table(facts)
+    yield _position_rate_table(facts)
+    for group, curves in _groups(facts).items():
+        yield _group_table(group, curves)
+    yield from _feature_tables(facts)
 
 
-def _group_sections(facts: Facts) -> Iterator[Section]:
-    for group, curves in groups(facts).items():
-        chart = Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")
-        yield Section(f"Clicks by position and {group}", charts=[chart], tables=[group_table(group, curves)])
+def _groups(facts: Facts) -> dict[str, dict[str, PositionRates]]:
+    """Return the curves of policies and of categories where there are at least two."""
+    curves = {"policy": facts.by_policy, "category": facts.by_category}
+    return {group: by_name for group, by_name in curves.items() if len(by_name) > 1}
+
+
+def _overview_table(facts: Facts) -> Table:
+    length = facts.list_length
+    rows = [
+        ("impressions", f"{facts.rows:,}"),
+        ("clicks", f"{facts.clicks:,} ({facts.clicks / facts.rows:.2%})"),
+        ("queries", f"{facts.queries:,}"),
+        ("lists", f"{facts.lists:,}"),
+        ("items", f"{facts.items:,}" if facts.items is not None else "not named"),
+        ("items seen at two positions", f"{facts.interventions.moved:,}"),
+        ("list length", f"{length['p0']:.0f} – {length['p100']:.0f}, median {length['p50']:.0f}"),
+        ("lists without a click", f"{facts.lists_without_click:.1%}"),
+        ("lists with nothing at position 1", f"{facts.lists_below_top:.1%}"),
+        ("lists with gaps", f"{facts.lists_with_gaps:.1%}"),
+    ]
+    if facts.value is not None:
+        v = facts.value
+        rows.append(("value", f"{v['p0']:g} – {v['p100']:g}, median {v['p50']:g}, mean {v['mean']:.4g}"))
+        rows.append(("value is 0", f"{v['zero']:.1%}"))
+    return Table(("log", ""), rows)
+
+
+def _position_rate_table(facts: Facts) -> Table:
+    """Click rate by position, and the clicks on items that connect the position with others."""
+    curve, evidence = facts.curve, facts.interventions.evidence
+    top = max(curve.rate) or 1.0
+    rows = [
+        (
+            str(k),
+            f"{n:,}",
+            f"{rate:.2%}",
+            f"{low:.2%} – {high:.2%}",
+            bar(rate / top),
+            f"{evidence[k - 1]:,.0f}" if evidence[k - 1] > 0 else "none",
+        )
+        for k, n, rate, low, high in zip(
+            curve.position, curve.impressions, curve.rate, curve.low, curve.high, strict=True
+        )
+    ]
+    return Table(("position", "shown", "click rate", "95 % interval", "", "linking clicks"), rows)
+
+
+def _group_table(group: str, curves: Mapping[str, PositionRates]) -> Table:
+    """Click rates of each group at a few positions."""
+    shown = sorted({k for curve in curves.values() for k in curve.position})
+    places = [k for k in shown if k in (1, 2, 3, 5, 10, 20)] or shown[:5]
+    rows = []
+    for name, curve in curves.items():
+        rates = dict(zip(curve.position, curve.rate, strict=True))
+        cells = [f"{rates[k]:.2%}" if k in rates else UNKNOWN for k in places]
+        rows.append((name, f"{sum(curve.impressions):,}", *cells))
+    return Table((group, "impressions", *(f"rate at {k}" for k in places)), rows)
+
+
+def _feature_tables(facts: Facts) -> Iterator[Table]:
+    """How well features predict the position, and how often they are missing."""
+    if facts.confounding is not None:
+        head = ("features tell position", "R²", "", "strongest correlations")
+        rows = [
+            (
+                name,
+                f"{found.share:.1%}",
+                bar(found.share),
+                ", ".join(f"{feature} {r:+.2f}" for feature, r in list(found.strongest.items())[:3]),
+            )
+            for name, found in {"all lists": facts.confounding, **facts.confounding_by_policy}.items()
+        ]
+        yield Table(head, rows, words=("", head[-1]))
+    if facts.missing:
+        worst = sorted(facts.missing.items(), key=lambda entry: -entry[1])[:10]
+        yield Table(("feature", "missing", ""), [(name, f"{share:.1%}", bar(share)) for name, share in worst])
+
+
+def click_curves(curves: Mapping[str, PositionRates]) -> Figure:
+    """Plot click rate by position, a line for each group (the paper's Figure 1), with the 95 % interval as a band.
+
+    Positions with at most a tenth of the impressions of the group's most frequent position are omitted, since their
+    wide intervals would hide the rest. With more than three groups there are no bands.
+    """
+    figure, axes = new_axes("position", "click rate", integer_x=True)
+    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
+        often = np.array(curve.impressions) > 0.1 * max(curve.impressions)
+        position, rate = np.array(curve.position)[often], np.array(curve.rate)[often]
+        axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=plain_label(name))
+        if len(curves) <= 3:
+            low, high = np.array(curve.low)[often], np.array(curve.high)[often]
+            axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_ylim(bottom=0)
+    if len(curves) > 1:
+        legend(axes)
+    return figure
+
+
+def _link_map(shared: NDArray[np.int64]) -> Figure:
+    """Plot how many items were seen at both of two positions as a heat map without its diagonal."""
+    figure = new_figure(4.4, 3.6)
+    axes = figure.add_subplot()
+    links = shared.astype(float)
+    np.fill_diagonal(links, np.nan)
+    K = len(links)
+    image = axes.imshow(links, cmap="Blues", vmin=0, extent=(0.5, K + 0.5, K + 0.5, 0.5), interpolation="nearest")
+    axes.set(xlabel="position", ylabel="position")
+    axes.locator_params(integer=True)
+    figure.colorbar(image, label="items seen at both")
+    return figure

@@ -1,59 +1,125 @@
-"""Figures as SVG text, ready to stand in a page without any other file."""
+"""The theme of all plots: colours, axes, common marks, and output as SVG.
+
+matplotlib takes about 0.3 s to import and is imported on first use only, so reports may import this module at the top.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from io import StringIO
+from math import isfinite
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-from urank.log.inspection import PositionRates
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "click_curves", "link_map", "plain_axes", "plain_label", "svg"]
+__all__ = [
+    "BLUE",
+    "BROWN",
+    "COLOURS",
+    "GREEN",
+    "GREY",
+    "GRID",
+    "INK",
+    "MARKERS",
+    "RED",
+    "draw_interval",
+    "draw_truth",
+    "legend",
+    "new_axes",
+    "new_figure",
+    "plain_axes",
+    "plain_label",
+    "style_axes",
+    "svg",
+    "wrapped_label",
+]
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0e7490", "#bf3989", "#57606a")
+BLUE, RED, GREEN, BROWN, *_, GREY = COLOURS
+INK, GRID = "#1f2328", "#d0d7de"
+MARKERS = "os^Dv"
+_LEGEND_PLACES: dict[str, dict[str, Any]] = {
+    "above": {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0},
+    "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
+}
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element; the same figure always gives the same text."""
-    text = StringIO()
-    settings = {"svg.hashsalt": "urank", "svg.fonttype": "none", "font.family": "sans-serif"}
-    with matplotlib.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]
-        # The letters are drawn by the browser, whose fonts have more of them than the one that measures here.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+def new_figure(width: float = 6.4, height: float = 3.4, *, layout: Literal["constrained"] | None = None) -> Figure:
+    """Return an empty figure, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
 
 
-def click_curves(curves: Mapping[str, PositionRates]) -> Figure:
-    """Click rate by position, a line for each group (the paper's Figure 1), with its 95 % interval as a band.
+def new_axes(
+    x_label: str, y_label: str, *, width: float = 6.4, height: float = 3.4, integer_x: bool = False
+) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes in the theme, if asked with whole numbers as x ticks."""
+    figure = new_figure(width, height)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x_label, ylabel=y_label)
+    if integer_x:
+        axes.locator_params(axis="x", integer=True)
+    style_axes(axes)
+    return figure, axes
 
-    Positions that a group was shown at a tenth as often as at its most frequent one, or less, are left out: their
-    wide intervals would hide the rest. The bands are left out when there are more than three groups.
-    """
-    figure = Figure(figsize=(6.4, 3.4))
-    axes = plain_axes(figure, "position", "click rate")
-    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
-        often = np.array(curve.impressions) > 0.1 * max(curve.impressions)
-        position, rate = np.array(curve.position)[often], np.array(curve.rate)[often]
-        axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=plain_label(name))
-        if len(curves) <= 3:
-            low, high = np.array(curve.low)[often], np.array(curve.high)[often]
-            axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylim(bottom=0)
-    if len(curves) > 1:
-        axes.legend(frameon=False, fontsize="small")
-    return figure
+
+def plain_axes(figure: Figure, across: str, up: str) -> Axes:
+    """Add axes in the theme whose x ticks are whole numbers."""
+    axes = figure.add_subplot()
+    axes.set(xlabel=across, ylabel=up)
+    axes.locator_params(axis="x", integer=True)
+    style_axes(axes)
+    return axes
+
+
+def style_axes(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
+    """Remove the frame above and to the right, and draw light grid lines behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def legend(axes: Axes, columns: int = 1, *, place: str = "best") -> None:
+    """Add a legend if there are labels; `place` is a location of matplotlib, or "above" or "right" of the axes."""
+    options = _LEGEND_PLACES.get(place, {"loc": place})
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize="small", ncols=columns, **options)
+
+
+def draw_interval(
+    axes: Axes,
+    at: float,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    colour: str,
+    upright: bool = False,
+    label: str | None = None,
+) -> None:
+    """Draw a point with its interval as a bar; the bar is omitted if an end is not finite."""
+    if isfinite(low) and isfinite(high):
+        (axes.vlines if upright else axes.hlines)(at, low, high, color=colour, linewidth=2)
+    x, y = (at, value) if upright else (value, at)
+    axes.plot(x, y, color=colour, marker="o", markersize=5, linestyle="none", label=label)
+
+
+def draw_truth(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
+    """Mark the true values of a simulation with diamonds; values that are not finite are omitted."""
+    known = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
+    if known:
+        outline = {"marker": "D", "markersize": 7, "markerfacecolor": "none", "markeredgecolor": INK}
+        axes.plot(*zip(*known, strict=True), linestyle="none", label="truth", **outline)  # type: ignore[arg-type]
 
 
 def plain_label(name: str) -> str:
-    """A name as a label that shows it as it is: no mathematics between dollars, no hiding behind an underscore.
+    """Return a name as a matplotlib label, without math between dollar signs and not hidden by a leading underscore.
 
     >>> plain_label("$10_$20")
     '\\\\$10_\\\\$20'
@@ -62,28 +128,19 @@ def plain_label(name: str) -> str:
     return f"\u200b{shown}" if shown.startswith("_") else shown
 
 
-def plain_axes(figure: Figure, across: str, up: str) -> Axes:
-    """Axes with whole numbers across, light lines, and no frame above and to the right."""
-    axes = figure.add_subplot()
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
-    return axes
+def wrapped_label(name: str, width: int = 24) -> str:
+    """Return `plain_label` of a name, wrapped to several lines if it is long."""
+    return "\n".join(plain_label(line) for line in wrap(name, width, break_on_hyphens=False) or [name])
 
 
-def link_map(shared: NDArray[np.int64]) -> Figure:
-    """How many items were seen at both of two positions, as a map; the diagonal is left out."""
-    figure = Figure(figsize=(4.4, 3.6))
-    axes = figure.add_subplot()
-    links = shared.astype(float)
-    np.fill_diagonal(links, np.nan)
-    K = len(links)
-    image = axes.imshow(links, cmap="Blues", vmin=0, extent=(0.5, K + 0.5, K + 0.5, 0.5), interpolation="nearest")
-    axes.set_xlabel("position")
-    axes.set_ylabel("position")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, label="items seen at both")
-    return figure
+def svg(figure: Figure) -> str:
+    """Return the figure as an SVG element; the output is deterministic."""
+    import matplotlib
+
+    text = StringIO()
+    settings = {"svg.hashsalt": "urank", "svg.fonttype": "none", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]
+        # Browsers draw the text, and their fonts have more glyphs than the one used here for measuring.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]

@@ -14,9 +14,9 @@ from rich.console import Console
 import urank
 from pages import Page
 from urank.log.inspection import Inspection
-from urank.report.inspection_report import write_inspection
-from urank.report.style import click_curves, svg
-from urank.report.tables import Table, bar, print_inspection, terminal_table
+from urank.report.inspection_report import click_curves, print_inspection, write_inspection
+from urank.report.style import svg
+from urank.report.tables import Table, bar, terminal_table
 
 
 @pytest.fixture(scope="module")
