@@ -201,7 +201,7 @@ def test_same_seed_same_simulation_and_other_seed_another(plain: Simulation) -> 
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, float, float | None]] = []
-    simulate(SimulationConfig(**SMALL), progress=lambda *step: told.append(step))
+    simulate(SimulationConfig(**SMALL), report=lambda *step: told.append(step))
     assert told == [("simulate", n, 4) for n in range(5)]
 
 

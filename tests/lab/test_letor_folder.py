@@ -163,5 +163,5 @@ def test_the_old_simulation_comes_back_when_the_last_step_fails(
 
 def test_progress_is_told(simulation: Simulation, tmp_path: Path) -> None:
     told: list[tuple[str, float, float | None]] = []
-    write_simulation(simulation, tmp_path / "sim", progress=lambda *step: told.append(step))
+    write_simulation(simulation, tmp_path / "sim", report=lambda *step: told.append(step))
     assert told == [("write", 0, 2), ("write", 1, 2), ("write", 2, 2)]

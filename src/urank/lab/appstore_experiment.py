@@ -224,9 +224,7 @@ def _baseline(ranker: Baseline, *, weighted: bool = False) -> Scenario:
     def train(trial: StoreTrial, bids: bool, report: Report) -> Orders:
         propensity = trial.propensity if weighted else None
         dataset = trial.dataset(bids=bids)
-        policy = baseline_policy(
-            ranker, dataset, trial.featurizer, trial.config, propensity=propensity, report=report
-        )
+        policy = baseline_policy(ranker, dataset, trial.featurizer, trial.config, propensity=propensity, report=report)
         return _always(policy.positions(trial.block(bids=bids)))
 
     return train

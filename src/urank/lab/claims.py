@@ -76,9 +76,7 @@ def _largest_p(own: NDArray[np.float64], others: Sequence[NDArray[np.float64]]) 
     return float(np.max(holm([difference.p_value for difference in compared])))
 
 
-def claims_over_seeds(
-    claims: Callable[[pl.DataFrame], list[Claim]], results: pl.DataFrame
-) -> list[Claim]:
+def claims_over_seeds(claims: Callable[[pl.DataFrame], list[Claim]], results: pl.DataFrame) -> list[Claim]:
     """Check claims on the mean over seeds and, if there are several seeds, also on each seed alone.
 
     A claim must then hold on most seeds. A seed is other data and other users, so that one seed with many clicks could
@@ -413,9 +411,7 @@ def position_curves(folders: Sequence[Path], results: pl.DataFrame, keys: Sequen
     curves = []
     for key in keys:
         own = results.filter(pl.col("method") == key)
-        means = np.array(
-            [_by_position(table, own.filter(pl.col("seed") == seed)) for seed, table in enumerate(tables)]
-        )
+        means = np.array([_by_position(table, own.filter(pl.col("seed") == seed)) for seed, table in enumerate(tables)])
         deviation = means.std(axis=0, ddof=1) if len(means) > 1 else np.full(means.shape[1], np.nan)
         curves.append(PositionCurve(METHODS[key].name, means.mean(axis=0), deviation))
     return curves

@@ -105,7 +105,7 @@ class LetorTrial(Trial[Policy]):
                 (simulation, "simulation", "prepared"),
                 (simulation.model_copy(update=swaps), "swapped", "swaps"),
             ):
-                write_simulation(simulate(config, report), folder / source, progress=report)
+                write_simulation(simulate(config, report), folder / source, report=report)
                 # A learner sees neither labels nor placement probabilities.
                 log = read(folder / source / "log.parquet", drop=["relevance", "propensity"])
                 prepare(log, folder / target, valid=valid, test=test, report=report)

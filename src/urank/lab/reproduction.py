@@ -196,9 +196,9 @@ def _assemble_letor(
     every = list(dict.fromkeys(key for keys in methods.values() for key in keys))
     results = read_results(folders, every)
     found: dict[str, Any] = {"queries": results.filter(pl.col("method") == every[0]).height}
-    if keys := methods.get("table1"):
-        found["rows"] = method_rows(results, keys, dataset)
-        found["claims"] = claims_over_seeds(lambda some: method_claims(method_rows(some, keys)), results)
+    if table1 := methods.get("table1", []):
+        found["rows"] = method_rows(results, table1, dataset)
+        found["claims"] = claims_over_seeds(lambda some: method_claims(method_rows(some, table1)), results)
         _write(folder / "table1.parquet", pl.DataFrame([_flat(row, METRICS) for row in found["rows"]]))
     if keys := methods.get("table2"):
         rows = architecture_rows(folders, method_rows(results, keys, dataset), dataset)
@@ -217,9 +217,7 @@ def _assemble_letor(
     return results, found
 
 
-def _assemble_store(
-    folder: Path, folders: list[Path], config: ExperimentConfig
-) -> tuple[pl.DataFrame, dict[str, Any]]:
+def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Assemble the results in the app store (Section 6.1)."""
     keys = [key for key in config.methods if key in STORE_METHODS]
     results = read_results(folders, keys)
