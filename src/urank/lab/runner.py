@@ -169,26 +169,26 @@ def _completed(
     with _pool(workers) as (pool, messages):
         while graph.is_active():
             ready = sorted([*ready, *graph.get_ready()], key=tasks.index)
-            while ready and slots:
-                task, slot = ready.pop(0), slots.pop(0)
-                running[pool.submit(_work, folder, config, task, slot)] = task, slot
-            finished, _ = wait(running, timeout=_REPORT_INTERVAL, return_when=FIRST_COMPLETED)
-            while not messages.empty():
-                slot, task, *progress = messages.get()
-                _relay(report, slot, task)(*progress)
-            for future in finished:
-                task, slot = running.pop(future)
-                slots.append(slot)
-                try:
+            try:
+                while ready and slots:
+                    task, slot = ready.pop(0), slots.pop(0)
+                    running[pool.submit(_work, folder, config, task, slot)] = task, slot
+                finished, _ = wait(running, timeout=_REPORT_INTERVAL, return_when=FIRST_COMPLETED)
+                while not messages.empty():
+                    slot, task, *progress = messages.get()
+                    _relay(report, slot, task)(*progress)
+                for future in finished:
+                    task, slot = running.pop(future)
+                    slots.append(slot)
                     future.result()
-                except BrokenProcessPool:
-                    raise UrankError(f"{task} ended unexpectedly; it may have run out of memory") from None
-                except UrankError as error:
-                    raise UrankError(f"{task}: {error}") from error
-                except OSError as error:
-                    raise UrankError(f"{task}: {error.filename or 'a file'}: {error.strerror or error}") from error
-                graph.done(task)
-                yield task
+                    graph.done(task)
+                    yield task
+            except BrokenProcessPool:
+                raise UrankError(f"{task} ended unexpectedly; it may have run out of memory") from None
+            except UrankError as error:
+                raise UrankError(f"{task}: {error}") from error
+            except OSError as error:
+                raise UrankError(f"{task}: {error.filename or 'a file'}: {error.strerror or error}") from error
 
 
 def _relay(report: Report, slot: int, task: Task) -> Report:
