@@ -15,8 +15,8 @@ import tomli_w
 
 from lab.tiny import TINY, half_written
 from pages import Page
+from urank.lab.experiment_settings import EXPERIMENTS
 from urank.lab.letor_experiment import METHODS
-from urank.lab.settings import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_everything_from_start_to_end(tiny: Path, tmp_path: Path) -> None:
     output = tmp_path / "reproduction"
     arguments = ("all", "-o", output, "--config", tiny, "--seeds", 2, "--workers", 1, "--json")
@@ -78,7 +79,7 @@ def test_refusals(tiny: Path, tmp_path: Path, command: Any) -> None:
         "no.toml cannot be read: No such file or directory"
     )
     assert refused("table1", "--dataset", "letor").endswith("got 'letor'")
-    assert refused("table1", "--dataset", "yahoo").startswith("dataset says what the data is, so data must be given")
+    assert refused("table1", "--dataset", "yahoo").startswith("dataset names the given data")
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[scorer]\nsigmoid = 1\n")
     assert refused("table1", "--config", wrong).startswith(f"scorer.sigmoid is not a key of {wrong}")

@@ -8,17 +8,17 @@ import pytest
 
 from lab.tiny import TINY, config
 from urank.lab.appstore_experiment import StoreTrial
-from urank.lab.letor_experiment import Trial
+from urank.lab.experiment_results import Reproduction
+from urank.lab.experiment_settings import EXPERIMENTS
+from urank.lab.letor_experiment import LetorTrial
 from urank.lab.reproduction import reproduce
-from urank.lab.results import Reproduction
-from urank.lab.settings import EXPERIMENTS
 from urank.progress import silent
 
 
 @pytest.fixture(scope="session")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+def trial(tmp_path_factory: pytest.TempPathFactory) -> LetorTrial:
     """A seed whose data is made and on which nothing has learned yet; tests leave it so."""
-    trial = Trial(tmp_path_factory.mktemp("trial") / "seed-1", config().seeded(1))
+    trial = LetorTrial(tmp_path_factory.mktemp("trial") / "seed-1", config().seeded(1))
     trial.make_data(silent)
     return trial
 

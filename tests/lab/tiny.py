@@ -7,10 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from urank.lab.appstore_experiment import STORE_METHODS, STORE_STEPS
-from urank.lab.letor_experiment import METHODS, STEPS
-from urank.lab.results import METRICS, STORE_METRICS, Kind, Row, StoreRow
-from urank.lab.settings import ExperimentConfig, read_experiment
+from urank.lab.experiment_results import METRICS, STORE_METRICS, MethodKind, MethodRow, StoreRow
+from urank.lab.experiment_settings import ExperimentConfig, read_experiment
+from urank.lab.runner import EVERY_STEP
 
 __all__ = [
     "FEW",
@@ -19,7 +18,6 @@ __all__ = [
     "TINY",
     "config",
     "half_written",
-    "is_method",
     "lists",
     "results",
     "row",
@@ -27,7 +25,7 @@ __all__ = [
     "visits",
 ]
 
-KNOWN = (*METHODS, *STEPS, *STORE_METHODS, *STORE_STEPS)
+KNOWN = tuple(EVERY_STEP)
 QUICK = {"epochs": 2, "batch_lists": 64}
 MARKET = {
     "users": 200,
@@ -64,11 +62,6 @@ def config(experiment: str = "table1", **settings: Any) -> ExperimentConfig:
     return read_experiment(experiment, TINY | settings)
 
 
-def is_method(name: str) -> bool:
-    """Whether it is a row of a table, rather than a step towards one."""
-    return name in METHODS or name in STORE_METHODS
-
-
 def half_written(folder: Path) -> list[Path]:
     """What is there under a name that nothing complete has."""
     return [path for path in folder.rglob("*") if path.name.startswith(".")]
@@ -87,10 +80,10 @@ def results(*parts: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(part.sample(fraction=1, shuffle=True, seed=number) for number, part in enumerate(parts))
 
 
-def row(key: str, clicks: float, kind: Kind = "baseline", **fields: Any) -> Row:
+def row(key: str, clicks: float, kind: MethodKind = "baseline", **fields: Any) -> MethodRow:
     """A row of Table 1 whose metrics are all the same."""
     means = dict.fromkeys(METRICS, clicks)
-    return Row(**{"key": key, "name": key, "kind": kind, "mean": means, "deviation": means, **fields})
+    return MethodRow(**{"key": key, "name": key, "kind": kind, "mean": means, "deviation": means, **fields})
 
 
 def visits(
@@ -105,7 +98,9 @@ def visits(
     return frame.select(pl.lit(seed, pl.Int32).alias("seed"), pl.lit(method).alias("method"), pl.all())
 
 
-def store_row(key: str, clicks: float, kind: Kind = "baseline", true: float | None = None, **fields: Any) -> StoreRow:
+def store_row(
+    key: str, clicks: float, kind: MethodKind = "baseline", true: float | None = None, **fields: Any
+) -> StoreRow:
     """A row of Table 3 whose metrics are all the same."""
     means = dict.fromkeys(STORE_METRICS, clicks)
     truth = dict.fromkeys(STORE_METRICS, clicks if true is None else true)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from urank.abtest.exposures import EXPOSURE_ROLES
-from urank.cli.lab import simulate_command_abtest_simulate
+from urank.cli.lab import abtest_simulate_command
 from urank.cli.options import Json, Quiet, column_option, print_json, role_columns
 from urank.errors import ConfigError, UrankError
 from urank.progress import Report, bars
@@ -304,4 +304,4 @@ def _shares(text: str | None) -> dict[str, float] | None:
 
 abtest_app.command("plan")(plan_command)
 abtest_app.command("analyse")(analyse_command)
-abtest_app.command("simulate")(simulate_command_abtest_simulate)
+abtest_app.command("simulate")(abtest_simulate_command)

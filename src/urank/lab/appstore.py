@@ -1,6 +1,6 @@
-"""What an app store does with its own log: learn a ranker from it, serve it, and write the next log.
+"""Traffic of a simulated app store: visits, rankers that serve them, and the logs they produce.
 
-The production ranker of Section 6 is DeepFM, trained with the position as a field and asked for position 1. U-rank
+The production ranker of Section 6 is DeepFM, trained with the position as a field and evaluated at position 1. U-rank
 learns a click model and a scorer from the same kind of log.
 """
 
@@ -56,51 +56,51 @@ __all__ = [
 ]
 
 FIRST_DAY = datetime(2020, 5, 6)
-"""The date of day 1: that on which the paper's own test began."""
+"""The date of day 1, on which the paper's live test began."""
 
 _AT_ONCE = 4096
 _KINDS = ("live", "random")
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Kind = Literal["live", "random"]
+TrafficKind = Literal["live", "random"]
 
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The visits of a day, and what was retrieved for each.
+    """The visits of a day and the apps retrieved for each.
 
     Attributes:
         market: the users and the apps.
         day: 1 is the first of the production ranker's log; days before it are 0, −1, …
-        kind: what the ids of the visits begin with, so that the traffic of one day can come in parts.
+        kind: prefix of the visit ids, so that one day can have several kinds of traffic.
         user: `[visits]`.
-        app: `[visits, n]`, all different in a visit, in an order that tells nothing.
+        app: `[visits, n]`, distinct within a visit, in random order.
     """
 
     market: Market
     day: int
-    kind: Kind
+    kind: TrafficKind
     user: Ints
     app: Ints
 
     @property
     def users(self) -> Ints:
-        """`[rows]`: the user that each candidate is for."""
+        """`[rows]` the user of each candidate."""
         return np.repeat(self.user, self.app.shape[1])
 
     @property
     def offsets(self) -> Ints:
-        """`[visits + 1]`: where the candidates of each visit lie."""
+        """`[visits + 1]` where the candidates of each visit start."""
         visits, n = self.app.shape
         return np.asarray(np.arange(visits + 1) * n)
 
     def only(self, chosen: NDArray[np.bool_]) -> Requests:
-        """Some of the visits `[visits]`."""
+        """Select visits by a mask `[visits]`."""
         return replace(self, user=self.user[chosen], app=self.app[chosen])
 
     def frame(self) -> pl.DataFrame:
-        """The candidates as a ranker sees them, a row for each."""
+        """Return a row for each candidate with a ranker's features."""
         market, rows = self.market, self.app.ravel()
         visit = np.repeat(np.arange(len(self.user)), self.app.shape[1])
         ids = pl.DataFrame(
@@ -115,16 +115,16 @@ class Requests:
 
 
 Ranker = Callable[[Requests, pl.DataFrame, np.random.Generator], Ints]
-"""Gives the position `[rows]` of every candidate, from what a log would tell of it."""
+"""Returns the position `[rows]` of every candidate, given its features."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServedVisits:
-    """What was shown on a day, and the truth about it.
+    """The impressions of a day and their truth.
 
     Attributes:
-        log: a row for each impression, visit by visit from the top.
-        table: `[impressions, K]`, the true P(download) of each at every position.
+        log: a row for each impression, by visit and position.
+        table: `[impressions, K]`, the true P(download) at every position.
     """
 
     log: pl.DataFrame
@@ -132,17 +132,22 @@ class ServedVisits:
 
 
 def draw_requests(
-    market: Market, day: int, *, kind: Kind = "live", visits: int | None = None, among: NDArray[np.bool_] | None = None
+    market: Market,
+    day: int,
+    *,
+    kind: TrafficKind = "live",
+    visits: int | None = None,
+    among: NDArray[np.bool_] | None = None,
 ) -> Requests:
-    """Who comes on a day, and what is retrieved: all sorts of apps, popular ones and those that fit more often.
+    """Draw the visits of a day and the retrieved apps; popular and matching apps are retrieved more often.
 
     Args:
         market: the users and the apps.
         day: which.
-        kind: of the traffic; each kind has random numbers of its own.
-        visits: how many; as many as the users' activity has it when left out.
-        among: `[users]`, those who can come; all when left out. The others' visits are drawn too, and left out then, so
-            that neither who comes nor what is retrieved for them depends on who else is looked at.
+        kind: of the traffic; each kind has its own random numbers.
+        visits: number of visits; drawn from the users' activity if left out.
+        among: `[users]` mask of users; all if left out. Visits of other users are drawn and then dropped, so that the
+            visits of a user do not depend on the mask.
     """
     config, rng = market.config, _rng(market, day, kind, "visits")
     if visits is None:
@@ -154,7 +159,7 @@ def draw_requests(
     for start in range(0, len(user), _AT_ONCE):
         some = slice(start, start + _AT_ONCE)
         wanted = popular + 0.5 * market.taste[user[some]] @ market.genre.T
-        wanted += rng.gumbel(size=wanted.shape)  # the highest of these are a sample without replacement
+        wanted += rng.gumbel(size=wanted.shape)  # Gumbel top-k: a sample without replacement
         best = np.argpartition(-wanted, config.candidates - 1, axis=1)[:, : config.candidates]
         apps[some] = rng.permuted(best, axis=1)
     requests = Requests(market, day, kind, user, apps)
@@ -162,12 +167,12 @@ def draw_requests(
 
 
 def serve(requests: Requests, ranker: Ranker, *, policy: str) -> ServedVisits:
-    """Show every visitor the first K apps of a ranker's order, and see what is downloaded.
+    """Show the first K apps of a ranker's order, and draw the downloads.
 
     Args:
-        requests: who came, and what was retrieved.
+        requests: the visits and their candidates.
         ranker: orders the candidates.
-        policy: what the log calls it.
+        policy: name of the ranker in the log.
     """
     market, K = requests.market, requests.market.config.positions
     rng = _rng(market, requests.day, requests.kind, "clicks")
@@ -189,20 +194,20 @@ def serve(requests: Requests, ranker: Ranker, *, policy: str) -> ServedVisits:
 
 
 def expected_downloads(requests: Requests, ranker: Ranker) -> float:
-    """The true expected downloads a visit if every visitor saw the order of a ranker."""
+    """Compute the true expected downloads per visit under a ranker's order."""
     position = ranker(requests, requests.frame(), _rng(requests.market, requests.day, requests.kind, "clicks"))
     table = requests.market.table(requests.users, requests.app.ravel(), requests.day)
     return float(table_probabilities(table, position).sum()) / max(len(requests.user), 1)
 
 
 def traffic(market: Market, ranker: Ranker, days: range, *, policy: str) -> Iterator[ServedVisits]:
-    """The log of some days in which everybody sees the order of one ranker."""
+    """Serve several days with one ranker."""
     for day in days:
         yield serve(draw_requests(market, day), ranker, policy=policy)
 
 
 def by_popularity(noise: float = 1.0) -> Ranker:
-    """By yesterday's downloads, blurred: what a store does before it has learned anything."""
+    """Return a ranker by yesterday's downloads with noise: the policy before any model is trained."""
 
     def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> Ints:
         score = np.log(frame["downloads"].to_numpy()) + noise * rng.standard_normal(frame.height)
@@ -212,7 +217,7 @@ def by_popularity(noise: float = 1.0) -> Ranker:
 
 
 def by_chance(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> Ints:
-    """In any order, each as likely as any other."""
+    """Rank in uniformly random order."""
     return _ranked(rng.random(frame.height), requests.offsets)
 
 
@@ -221,21 +226,21 @@ def _ranked(score: Floats, offsets: Ints) -> Ints:
     return positions_by_score(pad(score, offsets), where=where)[where]
 
 
-def _rng(market: Market, day: int, kind: Kind, stream: str) -> np.random.Generator:
+def _rng(market: Market, day: int, kind: TrafficKind, stream: str) -> np.random.Generator:
     return np.random.default_rng([market.config.seed, 100, market.day(day), _KINDS.index(kind), stream == "clicks"])
 
 
 PRODUCTION = ClickConfig(families=("deepfm",))
-"""The production ranker."""
+"""Settings of the production ranker."""
 
 NOT_LEARNED = ("value", "user_id", "arm", "policy", "timestamp")
-"""Columns of a store's log that its rankers do not learn from: a bid decides what a download is worth, not whether."""
+"""Columns that are not features: a bid, for example, is the value of a download, not its cause."""
 
 
 def learn(
     log: pl.DataFrame, clicks: ClickConfig, scorer: RankerConfig | None = None, *, report: Report = silent
 ) -> RankingModel:
-    """Train a click model on a store's log, and U-rank's scorer on its table if one is asked for."""
+    """Train a click model on a store's log and, if `scorer` is given, U-rank's scorer on its table."""
     with tempfile.TemporaryDirectory(prefix="urank-") as folder:
         known = [name for name in NOT_LEARNED if name in log.columns]
         prepare(read(log, drop=known), Path(folder) / "prepared", test=0.0, report=report)
@@ -247,7 +252,7 @@ def learn(
 
 
 def ranked_by(model: RankingModel, method: Method | None = None) -> Ranker:
-    """The order of a model, for downloads: every one counts the same."""
+    """Return a ranker that orders by a model; every download has the same value."""
 
     def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
         return model.order(frame, requests.offsets, value=np.ones(frame.height), method=method)
@@ -256,7 +261,7 @@ def ranked_by(model: RankingModel, method: Method | None = None) -> Ranker:
 
 
 def production_ranker(market: Market, clicks: ClickConfig = PRODUCTION, *, report: Report = silent) -> RankingModel:
-    """DeepFM, learned from the days before the log, when apps were ranked by popularity."""
+    """Train DeepFM on the days before the log, when apps were ranked by popularity."""
     days = range(1 - market.config.warmup_days, 1)
     log = pl.concat([served.log for served in traffic(market, by_popularity(), days, policy="popularity")])
     seeded = clicks.model_copy(update={"seed": clicks.seed + market.config.seed})
@@ -264,7 +269,7 @@ def production_ranker(market: Market, clicks: ClickConfig = PRODUCTION, *, repor
 
 
 def random_traffic(market: Market) -> Iterable[ServedVisits]:
-    """The slice of visits, on the days before all others, that saw apps in a random order."""
+    """Serve the random traffic, on the days before all others."""
     last = -market.config.warmup_days
     for day in range(last - market.config.random_days + 1, last + 1):
         requests = draw_requests(market, day, kind="random", visits=market.config.random_visits)
@@ -279,22 +284,22 @@ def write_appstore(
     overwrite: bool = False,
     report: Report = silent,
 ) -> dict[str, float]:
-    """Simulate a store and write its logs, and beside them the truth that only an evaluation may see.
+    """Simulate a store and write its logs and, in `truth/`, the truth for evaluations.
 
         log.parquet                the production ranker's log, a row group for each day
         random.parquet             the random traffic before it
-        appstore.toml              the config; it makes the same bytes again
-        truth/candidates.parquet   what was shown on the last day, with the true P(download) at every position
+        appstore.toml              the settings
+        truth/candidates.parquet   the impressions of the last day, with the true P(download) at every position
 
     Args:
-        config: the market.
-        folder: a new or empty folder; it appears when all of it is complete.
-        clicks: the production ranker, and how it is trained.
-        overwrite: replace an earlier one. A folder that holds anything else is never replaced.
-        report: told how far it is.
+        config: settings of the market.
+        folder: a new or empty folder, written atomically.
+        clicks: settings of the production ranker.
+        overwrite: replace an earlier store. A folder with anything else in it is never replaced.
+        report: progress callback.
 
     Returns:
-        impressions, visits and downloads of the production ranker's log.
+        Impressions, visits and downloads of the production ranker's log.
     """
     market = build_market(config)
     try:
@@ -316,7 +321,7 @@ def write_appstore(
 def write_days(
     path: Path, days: Iterable[ServedVisits], total: int, name: str, report: Report = silent
 ) -> tuple[ServedVisits, dict[str, float]]:
-    """Write one day after another, and give the last of them and what all had."""
+    """Write days as they are served; return the last one and the counts over all."""
     writer: pq.ParquetWriter | None = None
     counts = {"impressions": 0.0, "visits": 0.0, "downloads": 0.0}
     served: ServedVisits | None = None
@@ -337,5 +342,5 @@ def write_days(
 
 
 def with_table(served: ServedVisits) -> pl.DataFrame:
-    """What was shown, a row for each, with its true table."""
+    """Return the log with the true table as a list column."""
     return served.log.with_columns(pl.Series("table", served.table.astype(np.float32)).arr.to_list())

@@ -1,10 +1,9 @@
-"""The semi-synthetic experiment of Section 5.2: labelled documents, weak loggers, users who click on what they show.
+"""The semi-synthetic simulation of Section 5.2: labelled documents, weak loggers, simulated users.
 
-    documents ──► candidates ──► loggers ──► sessions ──► showings ──► clicks
-                      └──► oracle: the true click table ───────────────┘
+    documents ──► candidates ──► loggers ──► sessions ──► impressions ──► clicks
+                      └──► oracle: the true click table ──────────────────┘
 
-All of it is array arithmetic over documents, sessions or showings; every part draws from a generator of its own, so
-that more sessions, say, change neither the documents nor the users.
+Each stage has its own random generator, so that more sessions, for example, change neither the documents nor the users.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ import numpy as np
 import polars as pl
 import tomli_w
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from urank.config import Settings
 from urank.errors import ConfigError
 from urank.lab.logging_policies import Randomisation, draw_placements, logger_positions, logging_probability
 from urank.lab.oracle import Oracle, Scaling, User, attention_weights, scale01, scaling_bounds
@@ -62,15 +62,15 @@ def generate_letor(
     noise: float = 0.1,
     rng: np.random.Generator,
 ) -> Letor:
-    """Queries with documents, features and graded labels, in the same form as `read_letor` gives.
+    """Generate queries with documents, features and graded labels, in the form that `read_letor` returns.
 
     Args:
-        queries: how many queries; their ids are 0, 1, 2, …
-        features: F, how many features. One in ten describes the query alone and is the same for all its documents.
+        queries: number of queries; their ids are 0, 1, 2, …
+        features: F, number of features. One in ten describes the query and is the same for all its documents.
         min_items: the shortest list.
         max_items: the longest list; lengths are uniform between the two.
-        noise: deviation of the chance in the latent relevance, whose own deviation is about 1.5.
-        rng: decides everything, the way features hang together too.
+        noise: standard deviation of the noise in the latent relevance, whose own deviation is about 1.5.
+        rng: random generator.
 
     >>> data = generate_letor(100, features=12, rng=np.random.default_rng(0))
     >>> data.features.shape[1], len(data.offsets), sorted(set(data.label.tolist()))
@@ -85,7 +85,7 @@ def generate_letor(
     query = list_ids(offsets)
     of_query = rng.standard_normal((queries, QUERY_FACTORS))[query]
     of_item = rng.standard_normal((len(query), ITEM_FACTORS))
-    # Queries attract documents of their own kind, so the factors of a query's documents hang together.
+    # The factors of a query's documents are correlated: queries retrieve similar documents.
     of_item[:, :QUERY_FACTORS] = 0.9 * of_item[:, :QUERY_FACTORS] + 0.45 * of_query
     relevance = latent_relevance(of_query, of_item) + noise * rng.standard_normal(len(query))
     return Letor(
@@ -98,12 +98,12 @@ def generate_letor(
 
 
 def latent_relevance(of_query: Floats, of_item: Floats) -> Floats:
-    """How well each document answers its query `[rows]`, before noise, from factors u of the query, v of the document.
+    """Compute the latent relevance `[rows]`, before noise, from factors u of the query and v of the document.
 
         v₁ + ½ v₂ + 0.4 v₄ v₅ + tanh(v₆) + 0.3 u₁ v₇ − 0.2 v₈² + ½ u₂
 
-    A linear part, an interaction, a saturating term, a taste that differs by query, an optimum in the middle, and
-    queries that are easier than others.
+    A linear part, an interaction, a saturating term, an effect that differs by query, an optimum in the middle, and
+    a query-level offset.
     """
     u, v = of_query.T, of_item.T
     linear = v[0] + 0.5 * v[1]
@@ -114,7 +114,7 @@ def latent_relevance(of_query: Floats, of_item: Floats) -> Floats:
 
 
 def graded_labels(relevance: Floats, shares: tuple[float, ...] = LABEL_SHARES) -> NDArray[np.float32]:
-    """Grades 0, 1, 2, … by thresholds on the latent relevance, such that they have these shares.
+    """Assign grades 0, 1, 2, … by thresholds on the latent relevance, such that they have these shares.
 
     >>> graded_labels(np.arange(10.0), (0.5, 0.3, 0.2)).tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0]
@@ -126,7 +126,7 @@ def graded_labels(relevance: Floats, shares: tuple[float, ...] = LABEL_SHARES) -
 def _observed(
     of_query: Floats, of_item: Floats, features: int, offsets: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Features `[rows, F]`: each sees two factors through noise, and shows them on a scale of its own kind."""
+    """Generate features `[rows, F]`: each is a transformed noisy combination of two factors."""
     factors = np.concatenate([of_query, of_item], axis=1)
     columns = np.empty((len(factors), features), dtype=np.float32)
     for j in range(features):
@@ -145,19 +145,19 @@ def _observed(
 
 
 def _heavy_tailed(signal: Floats, rng: np.random.Generator) -> Floats:
-    """Log-normal, as document lengths and link counts are."""
+    """Log-normal, like document lengths and link counts."""
     skewed: Floats = np.exp(rng.uniform(2, 6) + rng.uniform(1, 2) * signal)
     return skewed
 
 
 def _count(signal: Floats, rng: np.random.Generator) -> Floats:
-    """Whole numbers with many zeros, as term frequencies are."""
+    """Integers with many zeros, like term frequencies."""
     counts: Floats = np.floor(np.exp(rng.uniform(1.2, 1.8) + 0.8 * signal))
     return counts
 
 
 def _bounded(signal: Floats, rng: np.random.Generator) -> Floats:
-    """From 0 to 1, as ratios and normalised scores are."""
+    """From 0 to 1, like ratios and normalised scores."""
     ratio: Floats = 1 / (1 + np.exp(rng.uniform(0.2, 0.6) - 1.5 * signal))
     return ratio
 
@@ -168,38 +168,32 @@ _KINDS = (_heavy_tailed, _count, _bounded)
 MOST_LABEL = 64
 
 
-class SimulationConfig(BaseModel):
-    """All that decides a simulation; the same config gives the same bytes."""
+class SimulationConfig(Settings):
+    """Settings of a simulation; the same settings give the same bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    data: str | None = Field(None, description="LETOR file or folder; documents are generated when left out")
+    data: str | None = Field(None, description="LETOR file or folder; documents are generated if left out")
     queries: int = Field(10_000, ge=1, le=10_000_000, description="number of generated queries")
     noise: float = Field(
-        0.1, ge=0, le=100, description="chance in the relevance of generated documents, beside a deviation of about 1.5"
+        0.1, ge=0, le=100, description="noise in the relevance of generated documents, whose deviation is about 1.5"
     )
     features: int = Field(30, ge=1, le=10_000, description="number of generated features")
     candidates: int = Field(
         10,
         ge=1,
         le=100_000,
-        description="documents kept for each query, drawn at random when it has more; "
+        description="documents per query, sampled at random if there are more; "
         "generated queries have from 0.8 to 2 times as many",
     )
-    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: how many documents a list shows at most")
-    sessions: int = Field(10, ge=1, le=10_000_000, description="times that each query is shown")
-    loggers: int = Field(2, ge=1, le=1000, description="number of weak rankers that made the log")
-    traffic: tuple[float, ...] | None = Field(
-        None, description="share of the sessions of each logger; equal by default"
-    )
-    label_share: float = Field(
-        0.01, gt=0, le=1, description="share of the queries whose labels a logger was trained on"
-    )
-    randomise: Randomisation = Field("none", description="how randomised sessions change a logger's order")
-    randomise_share: float = Field(0.0, ge=0, le=1, description="share of the sessions that are randomised")
-    user: User = Field("item", description="what decides the users' attention; `item` is the paper's")
+    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: maximum number of documents in a list")
+    sessions: int = Field(10, ge=1, le=10_000_000, description="sessions per query")
+    loggers: int = Field(2, ge=1, le=1000, description="number of weak rankers that produced the log")
+    traffic: tuple[float, ...] | None = Field(None, description="share of sessions of each logger; equal by default")
+    label_share: float = Field(0.01, gt=0, le=1, description="share of the queries on which a logger is trained")
+    randomise: Randomisation = Field("none", description="randomisation of a logger's order")
+    randomise_share: float = Field(0.0, ge=0, le=1, description="share of the randomised sessions")
+    user: User = Field("item", description="user model; `item` is the paper's")
     eta: float = Field(1.5, ge=0, le=1000, description="η: spread of the attention weights of the users item and query")
-    epsilon: float = Field(0.1, ge=0, lt=1, description="ε: click probability of an irrelevant document looked at")
+    epsilon: float = Field(0.1, ge=0, lt=1, description="ε: click probability of an irrelevant document, once examined")
     gamma: float = Field(1.0, ge=0, le=1000, description="examination 1/k^gamma of the users pbm and trust")
     label_max: float | None = Field(
         None, gt=0, le=MOST_LABEL, description="highest grade; the highest in the data by default, 4 when generated"
@@ -207,13 +201,13 @@ class SimulationConfig(BaseModel):
     denominator: float | None = Field(
         None, gt=0, description="of the relevance probability; 2^label_max − 1 by default, as in the paper's text"
     )
-    scaling: Scaling = Field("log", description="how features are brought to [0, 1] for the attention of the users")
+    scaling: Scaling = Field("log", description="scaling of features to [0, 1] for the users' attention")
     values: tuple[float, float] | None = Field(
-        None, description="lowest and highest value of a click, uniform for each document; every click is 1 by default"
+        None, description="lowest and highest value of a click, uniform over documents; every click is 1 by default"
     )
-    truth: Literal["test", "all"] = Field("test", description="the queries whose true click table is kept")
-    valid: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` holds out for validation")
-    test: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` holds out for test")
+    truth: Literal["test", "all"] = Field("test", description="the queries whose true click table is stored")
+    valid: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` uses for validation")
+    test: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` uses for test")
     seed: int = Field(0, ge=0, description="of all random numbers")
 
     @model_validator(mode="after")
@@ -222,7 +216,7 @@ class SimulationConfig(BaseModel):
             if len(self.traffic) != self.loggers:
                 raise ValueError(f"traffic must have one share for each of {self.loggers} loggers; got {self.traffic}")
             if min(self.traffic) <= 0 or not np.isclose(sum(self.traffic), 1, atol=1e-9):
-                raise ValueError(f"traffic must hold shares above 0 that sum to 1; got {self.traffic}")
+                raise ValueError(f"traffic must be shares above 0 that sum to 1; got {self.traffic}")
         if (self.randomise == "none") != (self.randomise_share == 0):
             raise ValueError(
                 "randomise and randomise_share must be given together; "
@@ -254,12 +248,12 @@ class Simulation:
     """An impression log and the truth behind it.
 
     Attributes:
-        config: what was asked for.
+        config: the settings.
         oracle: the users.
-        bounds: `[2, F]` of the scaling (`scaling_bounds`), or None when it is by rank.
-        log: one row for each showing, sorted by query, session and position.
+        bounds: `[2, F]` of the scaling (`scaling_bounds`); None if it is by rank.
+        log: one row for each impression, sorted by query, session and position.
         candidates: the documents of the test queries (or of all) with `table`, the list of their K true click
-            probabilities; of cascade users `relevance_probability` instead.
+            probabilities; for cascade users `relevance_probability` instead.
     """
 
     config: SimulationConfig
@@ -272,14 +266,13 @@ class Simulation:
 _STREAMS = ("data", "candidates", "oracle", "loggers", "values", "traffic", "randomise", "clicks")
 
 
-def simulate(config: SimulationConfig, progress: Report | None = None) -> Simulation:
-    """Run the experiment: documents, users, loggers, sessions, clicks.
+def simulate(config: SimulationConfig, report: Report = silent) -> Simulation:
+    """Simulate documents, users, loggers, sessions and clicks.
 
     Raises:
         DataError: when `config.data` cannot be read.
-        ConfigError: when the labels of the data and the parameters of the oracle do not fit together.
+        ConfigError: when the labels of the data do not fit the parameters of the oracle.
     """
-    report = progress or silent
     rng = {
         name: np.random.default_rng(seed)
         for name, seed in zip(_STREAMS, np.random.SeedSequence(config.seed).spawn(len(_STREAMS)), strict=True)
@@ -312,25 +305,24 @@ def simulate(config: SimulationConfig, progress: Report | None = None) -> Simula
 
 
 def write_simulation(
-    simulation: Simulation, folder: str | Path, *, overwrite: bool = False, progress: Report | None = None
+    simulation: Simulation, folder: str | Path, *, overwrite: bool = False, report: Report = silent
 ) -> None:
-    """Write the log that a learner may see, and beside it the truth that only an evaluation may.
+    """Write the log for learners and, in `truth/`, the truth for evaluations.
 
         log.parquet                the impression log
-        simulation.toml            the config; `simulate` makes the same bytes of it again
+        simulation.toml            the settings
         truth/oracle.json          the users, and the bounds of the scaling
         truth/candidates.parquet   the candidates of the test queries (or of all) with their true click table
 
     Args:
-        simulation: what `simulate` gave.
-        folder: a new or empty folder; it appears when all of it is complete.
-        overwrite: replace an earlier simulation. A folder that holds anything else is never replaced.
-        progress: told of each file.
+        simulation: from `simulate`.
+        folder: a new or empty folder, written atomically.
+        overwrite: replace an earlier simulation. A folder with anything else in it is never replaced.
+        report: progress callback.
 
     Raises:
-        ConfigError: when the folder is taken or cannot be written; it is then as it was before.
+        ConfigError: when the folder is not empty or cannot be written; it is then unchanged.
     """
-    report = progress or silent
     try:
         with new_folder(folder, marker="simulation.toml", overwrite=overwrite) as target:
             report("write", 0, 2)
@@ -361,7 +353,7 @@ def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
 
 
 def draw_candidates(offsets: Ints, most: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A mask `[rows]` that keeps at most so many rows of each query, every subset as likely as any other.
+    """Draw a mask `[rows]` of at most `most` rows of each query, uniformly.
 
     >>> draw_candidates(np.array([0, 2, 7]), 3, np.random.default_rng(0)).sum()
     np.int64(5)
@@ -408,7 +400,7 @@ def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> 
 def _scaled(
     method: Scaling, features: NDArray[np.float32], keep: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
-    """The bounds over all documents, and the features of the candidates scaled by them; by rank there are no bounds."""
+    """Return the bounds over all documents, None for ranks, and the scaled features of the candidates."""
     if method == "rank":
         return None, scale01(features, method)[keep]
     bounds = scaling_bounds(features, method)
@@ -416,7 +408,7 @@ def _scaled(
 
 
 def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: np.random.Generator) -> pl.DataFrame:
-    """One row for each candidate, under the names of the log; an item is called after its place in the data."""
+    """Return a row for each candidate with the log's columns; an item is named by its place in the data."""
     query = pl.Series("query_id", data.query[keep]).cast(pl.String)
     query = query if config.data is not None else "q" + query.str.zfill(6)
     number = np.arange(len(keep)) - data.offsets[list_ids(data.offsets)] + 1
@@ -489,7 +481,7 @@ def _log(
 
 
 def _rows_by_rank(ranks: Ints, query: Ints, queries: int, K: int) -> Ints:
-    """The candidate `[loggers, Q, K]` that each logger puts at each position; −1 where a query has fewer."""
+    """Return the candidate `[loggers, Q, K]` at each position by logger; −1 if a query has fewer."""
     rows = np.full((len(ranks), queries, K), -1)
     logger, row = np.nonzero(ranks <= K)
     rows[logger, query[row], ranks[logger, row] - 1] = row

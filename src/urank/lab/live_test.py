@@ -1,4 +1,4 @@
-"""A simulated live test, judged as a real one would be: the A/B test, the A/A tests around it, and then the truth."""
+"""A simulated live test (Section 6.2): an A/B test between two A/A tests, its analysis, and the true lift."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ __all__ = [
 ]
 
 CONTROL, TREATMENT = "DeepFM", "U-rank"
-"""The arms, called after what serves them in the test itself."""
+"""The arms, named after their rankers in the A/B test."""
 
 
 class AbTestConfig(Settings):
-    """All that decides a simulated A/B test; the same config gives the same bytes."""
+    """Settings of a simulated A/B test; the same settings give the same bytes."""
 
     market: MarketConfig = Field(
         MarketConfig(users=60_000, visits=0.4, warmup_days=1),
-        description="users and apps, as `urank appstore` takes them",
+        description="users and apps, as in `urank appstore`",
     )
     share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
     before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
     during: int = Field(10, ge=1, le=365, description="days of the A/B test")
     after: int = Field(7, ge=0, le=365, description="days of the second A/A test")
-    retrain: int = Field(5, ge=1, le=365, description="days after which the arms' rankers are learned anew")
-    window: int = Field(7, ge=1, le=365, description="days of an arm's log that its ranker learns from")
-    method: Literal["score", "match"] = Field("score", description="how U-rank ranks: by score, or by the matching")
+    retrain: int = Field(5, ge=1, le=365, description="days between trainings of the arms' rankers")
+    window: int = Field(7, ge=1, le=365, description="days of an arm's log on which its ranker is trained")
+    method: Literal["score", "match"] = Field("score", description="U-rank's order: by score, or by the matching")
     production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
     clicks: ClickConfig = Field(
         ClickConfig(families=("monotone",), backbone="deepfm"), description="the click model of U-rank"
@@ -88,11 +88,11 @@ class AbTestConfig(Settings):
 
     @property
     def days(self) -> int:
-        """Of the whole test."""
+        """Days of the whole test."""
         return self.before + self.during + self.after
 
     def seeded(self) -> AbTestConfig:
-        """The same with the seed added everywhere, and itself 0."""
+        """Add the seed to all other seeds, and set it to 0."""
         parts = {name: getattr(self, name) for name in ("market", "production", "clicks", "scorer")}
         moved = {name: part.model_copy(update={"seed": part.seed + self.seed}) for name, part in parts.items()}
         return self.model_copy(update=moved | {"seed": 0})
@@ -100,7 +100,7 @@ class AbTestConfig(Settings):
 
 @dataclass(frozen=True)
 class Learned:
-    """A ranker that was learned: the first day it served, its arm, the impressions it was learned from, the seconds."""
+    """A ranker trained during the test: its first day, its arm, the size of its log, and the training time."""
 
     day: int
     arm: str
@@ -111,14 +111,14 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class AbTestRun:
-    """What a simulated test left.
+    """The output of a simulated test.
 
     Attributes:
         folder: with `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`.
-        config: what was asked for, with the seed added everywhere.
-        learned: the rankers of the arms.
-        truth: a row for each day: the expected downloads a visit of each arm, over those that the production ranker
-            would bring for the same visitors, and the lift of one over the other.
+        config: the settings, with the seed added to all seeds.
+        learned: the rankers trained during the test.
+        truth: a row for each day: the expected downloads per visit of each arm, relative to the production ranker on
+            the same visits, and the lift of the treatment.
     """
 
     folder: Path
@@ -127,8 +127,8 @@ class AbTestRun:
     truth: pl.DataFrame
 
 
-class _Test:
-    """A test while it runs."""
+class _RunningTest:
+    """The state of a simulated test."""
 
     def __init__(self, config: AbTestConfig, report: Report) -> None:
         self.config, self.report = config, report
@@ -145,14 +145,14 @@ class _Test:
         self.rankers = {CONTROL: self.production, TREATMENT: self.production}
 
     def days(self) -> Iterator[ServedVisits]:
-        """One day after another, with rankers learned from those before."""
+        """Serve day after day, and train rankers on the days before."""
         config = self.config
         launch, last = config.before + 1, config.before + config.during
         for day in range(1, config.days + 1):
             if launch <= day <= last and (day - launch) % config.retrain == 0:
                 self.rankers = {arm: self._learn(arm, day) for arm in (CONTROL, TREATMENT)}
             elif day == last + 1:
-                # Not the control's latest, which has learned of one arm's users alone.
+                # Not the control's latest ranker, which was trained on one arm's users only.
                 self.rankers = {CONTROL: self.production, TREATMENT: self.production}
             yield self._serve(day)
 
@@ -161,7 +161,7 @@ class _Test:
         orders = {arm: ranked_by(model, self._method(model)) for arm, model in self.rankers.items()}
         treated = self.treated[requests.user]
         if treated.all() or not treated.any():
-            raise ConfigError(f"nobody of an arm came on day {day}; users · share · visits must be larger")
+            raise ConfigError(f"an arm has no visits on day {day}; users · share · visits must be larger")
         self.truth.append({"day": day, **self._truth(requests, orders, treated)})
         ranker = _by_arm(orders, treated)
         served = serve(requests, ranker, policy="live")
@@ -171,10 +171,10 @@ class _Test:
         return ServedVisits(log, served.table)
 
     def _truth(self, requests: Requests, orders: dict[str, Ranker], treated: NDArray[np.bool_]) -> dict[str, float]:
-        """Expected downloads a visit of each arm by its ranker, over those by the production ranker, and their lift.
+        """Compute the expected downloads per visit of each arm, relative to the production ranker, and the lift.
 
-        By the users of the arm itself, of whom its ranker has learned; over a ranker that is the same for both, so that
-        it does not matter whether an arm happens to have the keener users.
+        Over the arm's own users, on whom its ranker was trained; relative to a common ranker, so that differences
+        between the users of the arms cancel.
         """
         found = {}
         for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
@@ -199,7 +199,7 @@ class _Test:
 
 
 def _by_arm(rankers: dict[str, Ranker], treated: NDArray[np.bool_]) -> Ranker:
-    """Each visit by the ranker of its user's arm."""
+    """Return a ranker that serves each visit by the ranker of its user's arm."""
 
     def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
         positions = np.empty(frame.height, dtype=np.int64)
@@ -224,16 +224,16 @@ def simulate_abtest(
 
     Args:
         config: settings.
-        folder: a new or empty folder; it appears when all of it is complete.
-        overwrite: replace an earlier test. A folder that holds anything else is never replaced.
-        finish: writes what else belongs into the folder before it appears; its run is in a folder to be moved.
-        report: told how far it is.
+        folder: a new or empty folder, written atomically.
+        overwrite: replace an earlier test. A folder with anything else in it is never replaced.
+        finish: writes further files into the folder before it is renamed.
+        report: progress callback.
     """
     folder = Path(folder)
     config = config.seeded()
     try:
         with new_folder(folder, marker="abtest.toml", overwrite=overwrite) as target:
-            test = _Test(config, report)
+            test = _RunningTest(config, report)
             write_days(target / "exposures.parquet", test.days(), config.days, "days of the test", report)
             truth = pl.DataFrame(test.truth)
             truth.write_parquet(target / "truth.parquet")
@@ -251,14 +251,14 @@ AA_BEFORE, AB, AA_AFTER = "A/A before", "A/B", "A/A after"
 
 @dataclass(frozen=True)
 class PeriodVerdict:
-    """One metric in one part of the test.
+    """One metric in one period of the test.
 
     Attributes:
-        period: the part: "A/A before", "A/B", "A/A after".
-        start, end: its first and its last day.
-        metric: what was measured.
-        effect: of the treatment, in this part alone.
-        true_lift: over its days together; 0 in an A/A test.
+        period: "A/A before", "A/B" or "A/A after".
+        start, end: its first and last day.
+        metric: the metric.
+        effect: of the treatment, in this period alone.
+        true_lift: over the period; 0 in an A/A test.
     """
 
     period: str
@@ -270,23 +270,23 @@ class PeriodVerdict:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the interval holds 0: no difference was found."""
+        """Return whether the interval contains 0: no significant difference."""
         return self.effect.lift.low <= 0 <= self.effect.lift.high
 
     @property
     def holds_truth(self) -> bool:
-        """Whether the interval holds the true lift."""
+        """Return whether the interval contains the true lift."""
         return self.effect.lift.low <= self.true_lift <= self.effect.lift.high
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedTest:
-    """What a simulated test came to.
+    """The analysis of a simulated test.
 
     Attributes:
         run: the test.
-        ab: the A/B test, with the first A/A test as the time before it.
-        aa_before, aa_after: the A/A tests, each alone; the second is none when there was no such test.
+        ab: the A/B test, with the first A/A test as its pre-period.
+        aa_before, aa_after: the A/A tests, each alone; `aa_after` is None if there was none.
     """
 
     run: AbTestRun
@@ -296,7 +296,7 @@ class JudgedTest:
 
     @property
     def true_lifts(self) -> dict[str, float]:
-        """Day -> the true lift on it, of downloads a visit."""
+        """Day -> true lift of downloads per visit."""
         days, lifts = (self.run.truth[name].to_list() for name in ("day", "lift"))
         return {day_name(int(day)): float(lift) for day, lift in zip(days, lifts, strict=True)}
 
@@ -307,25 +307,25 @@ class JudgedTest:
 
     @property
     def verdicts(self) -> list[PeriodVerdict]:
-        """By the parts of the test, then by metric."""
+        """By period, then by metric."""
         return list(self._verdicts())
 
     @property
     def sentence(self) -> str:
-        """The A/B test by clicks per impression, and the truth beside it."""
+        """The result of the A/B test by clicks per impression, and the true lift."""
         lift = self.ab.result("ctr").effect.lift
-        held = "holds" if lift.low <= self.true_lift <= lift.high else "misses"
+        contains = "contains" if lift.low <= self.true_lift <= lift.high else "misses"
         return (
             f"{self.ab.result('ctr').sentence} The true lift was {percent(self.true_lift)}, "
-            f"which the {100 * (1 - self.ab.alpha):g} % interval {held}."
+            f"which the {100 * (1 - self.ab.alpha):g} % interval {contains}."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a JSON-serialisable dict."""
         verdicts = [
             asdict(each) | {"holds_zero": each.holds_zero, "holds_truth": each.holds_truth} for each in self.verdicts
         ]
-        told: dict[str, Any] = to_jsonable(
+        summary: dict[str, Any] = to_jsonable(
             {
                 "sentence": self.sentence,
                 "true_lift": self.true_lift,
@@ -335,7 +335,7 @@ class JudgedTest:
             }
         )
         analyses = {"ab": self.ab, "aa_before": self.aa_before, "aa_after": self.aa_after}
-        return told | {name: None if found is None else found.to_dict() for name, found in analyses.items()}
+        return summary | {name: None if found is None else found.to_dict() for name, found in analyses.items()}
 
     def _verdicts(self) -> Iterator[PeriodVerdict]:
         parts = {AA_BEFORE: self.aa_before, AB: self.ab}
@@ -347,14 +347,14 @@ class JudgedTest:
                     yield PeriodVerdict(period, found.start, found.end, result.metric, result.effect, true)
 
     def _lift_over(self, found: Analysis) -> float:
-        """Of sums over days, as an estimate is; the mean of daily lifts is another when the control changes."""
+        """Compute the lift of sums over days, like the estimate; it is not the mean of the daily lifts."""
         days = [found.start <= day_name(int(day)) <= found.end for day in self.run.truth["day"]]
         part = self.run.truth.filter(pl.Series(days))
         return float(part[TREATMENT].sum()) / float(part[CONTROL].sum()) - 1
 
 
 def day_name(day: int) -> str:
-    """What an exposure log calls a day of the test, the first of which is 1.
+    """Return the date of a day of the test, the first of which is 1.
 
     >>> day_name(8)
     '2020-05-13'
@@ -365,16 +365,16 @@ def day_name(day: int) -> str:
 def judge_abtest(
     run: AbTestRun, *, name: str = "", splits: int = 1000, seed: int = 0, report: Report = silent
 ) -> JudgedTest:
-    """Analyse a simulated test three times: the A/B test, the A/A test before it and that after it.
+    """Analyse the A/B test and the A/A tests before and after it.
 
-    The A/A tests are analysed each alone. Before the second is the A/B test, and what users did in it is due to it.
+    Each A/A test is analysed without the other days: the A/B test is no valid pre-period of the second one.
 
     Args:
-        run: what `simulate_abtest` left.
-        name: what the analyses call the log; its path when left out.
-        splits: random halves by which false positives are counted.
-        seed: of the halves.
-        report: told how far it is.
+        run: from `simulate_abtest`.
+        name: of the log in the analyses; its path if left out.
+        splits: number of random A/A splits by which false positives are counted.
+        seed: of the splits.
+        report: progress callback.
 
     Raises:
         DataError: when an arm has no users in one of the tests.
@@ -404,7 +404,7 @@ def judge_abtest(
 
 
 def _cut(log: Exposures, first: int, last: int) -> Exposures:
-    """The log of some days; the others stay, but nobody is seen on them."""
+    """Remove the exposures of other days; the days stay."""
     names = {day_name(day) for day in range(first, last + 1)}
     kept = pl.Series(log.days).is_in(list(names)).to_numpy()
     return log.where(kept[log.day])

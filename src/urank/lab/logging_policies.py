@@ -1,8 +1,8 @@
-"""The rankers whose orders were logged, and the randomisation of a share of their traffic.
+"""Logging policies of a simulation: weak rankers, and randomisation of a share of their traffic.
 
-As in Fang, Agarwal and Joachims (2019), a logger is a weak ranker trained on 1 % of the labels. Two of them that
-disagree already move items between positions, which is what harvesting and click models learn from. Randomisation adds
-to that, at a known probability: `placement_probability`.
+As in Fang, Agarwal and Joachims (2019), a logger is a weak ranker trained on 1 % of the labels. Two loggers that
+disagree already show items at several positions, from which intervention harvesting and click models learn.
+Randomisation adds to that with a known probability: `placement_probability`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ __all__ = [
     "logger_positions",
     "logging_probability",
     "placement_probability",
-    "randomise",
     "ridge_weights",
     "sample_queries",
     "standardised",
@@ -33,6 +32,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MIN_QUERIES, MIN_DOCUMENTS = 2, 30
+FEATURE_SHARE = 0.25
+"""Share of the features that a logger uses."""
+PENALTY = 0.1
+"""Of the ridge regression of a logger."""
 
 
 def logger_positions(
@@ -42,22 +45,18 @@ def logger_positions(
     *,
     loggers: int,
     label_share: float = 0.01,
-    feature_share: float = 0.25,
-    penalty: float = 0.1,
     rng: np.random.Generator,
 ) -> Ints:
-    """The position `[loggers, rows]` that each logger gives to each document within its query.
+    """Train the loggers and return the position `[loggers, rows]` of each document within its query.
 
-    A logger regresses the gain 2^y − 1 on some of the standardised features of its own sample of queries.
+    A logger regresses the gain 2^y − 1 on a sample of the standardised features, in a sample of the queries.
 
     Args:
         features: `[rows, F]` raw features.
         label: `[rows]` graded relevance.
         offsets: `[Q + 1]` where each query starts.
-        loggers: how many; each draws its own sample.
-        label_share: the share of the queries whose labels a logger sees.
-        feature_share: the share of the features that a logger knows, its own draw.
-        penalty: of the ridge regression, see `ridge_weights`.
+        loggers: number of loggers.
+        label_share: share of the queries whose labels a logger sees.
         rng: draws the samples.
     """
     x = standardised(features)
@@ -66,14 +65,14 @@ def logger_positions(
     positions = np.empty((loggers, len(x)), dtype=np.int64)
     for logger in range(loggers):
         seen = sample_queries(offsets, label_share, rng)[query]
-        known = np.sort(rng.permutation(x.shape[1])[: max(1, round(feature_share * x.shape[1]))])
-        score = x[:, known] @ ridge_weights(x[np.ix_(seen, known)], gain[seen], penalty)
+        known = np.sort(rng.permutation(x.shape[1])[: max(1, round(FEATURE_SHARE * x.shape[1]))])
+        score = x[:, known] @ ridge_weights(x[np.ix_(seen, known)], gain[seen], PENALTY)
         positions[logger] = positions_by_score(pad(score, offsets), where=where)[where]
     return positions
 
 
 def standardised(features: NDArray[Any]) -> Floats:
-    """`signed_log`, then mean 0 and deviation 1 in each column; NaN and constant columns become 0.
+    """Apply `signed_log`, then scale each column to mean 0 and deviation 1; NaN and constant columns become 0.
 
     >>> standardised(np.array([[0.0], [np.e - 1], [np.nan]])).ravel().tolist()
     [-1.0, 1.0, 0.0]
@@ -88,7 +87,7 @@ def standardised(features: NDArray[Any]) -> Floats:
 
 
 def sample_queries(offsets: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A random sample `[Q]` of this share of the queries: at least 2 of them and 30 documents, or all when fewer.
+    """Draw a mask `[Q]` of a share of the queries: at least 2 queries and 30 documents, or all if there are fewer.
 
     >>> sample_queries(np.arange(0, 2001, 10), 0.01, np.random.default_rng(0)).sum()
     np.int64(3)
@@ -103,7 +102,7 @@ def sample_queries(offsets: Ints, share: float, rng: np.random.Generator) -> NDA
 
 
 def ridge_weights(x: Floats, target: Floats, penalty: float) -> Floats:
-    """w = (XᵀX + λ n I)⁻¹ Xᵀ(t − t̄) `[F]`, with X centred; the intercept does not matter to an order.
+    """Compute w = (XᵀX + λ n I)⁻¹ Xᵀ(t − t̄) `[F]`, with X centred; the intercept does not affect the order.
 
     >>> ridge_weights(np.array([[-1.0], [1.0]]), np.array([2.0, 6.0]), penalty=1.0).tolist()
     [1.0]
@@ -115,13 +114,12 @@ def ridge_weights(x: Floats, target: Floats, penalty: float) -> Floats:
 
 
 def draw_placements(kind: Randomisation, shown: Ints, width: int, rng: np.random.Generator) -> Ints:
-    """The new position `[S, width]` of the item at each base rank 1 … width, for each session.
+    """Draw the new position `[S, width]` of the item at each base rank 1 … width, for each session.
 
     Args:
-        kind: `swap`: the item at 1 changes places with the one at k, k uniform in 1 … n. `adjacent`: a uniformly chosen
-            pair of neighbours changes places with probability ½. `shuffle`: any order of the n is as likely as any
-            other. `none`: nothing moves.
-        shown: `[S]` n, the number of items shown; ranks past it stay where they are.
+        kind: `swap`: the items at 1 and k are swapped, k uniform in 1 … n. `adjacent`: a uniformly chosen pair of
+            neighbours is swapped with probability ½. `shuffle`: a uniformly random permutation. `none`: no change.
+        shown: `[S]` n, the number of items shown; ranks past it do not move.
         width: the highest base rank.
         rng: draws.
     """
@@ -148,21 +146,8 @@ def _exchange(placements: Ints, first: Ints, second: Ints) -> None:
     placements[rows, first], placements[rows, second] = placements[rows, second], placements[rows, first]
 
 
-def randomise(kind: Randomisation, positions: Ints, shown: Ints, rng: np.random.Generator) -> Ints:
-    """Positions `[S, n]` after randomisation of those up to `shown` `[S]`; all others stay, padding too.
-
-    >>> randomise("swap", np.array([[2, 1, 3]]), np.array([1]), np.random.default_rng(0)).tolist()
-    [[2, 1, 3]]
-    """
-    width = int(shown.max(initial=0))
-    placements = draw_placements(kind, shown, width, rng)
-    base = np.clip(positions, 1, max(width, 1)) - 1
-    moved = np.take_along_axis(placements, base, axis=1) if width else positions
-    return np.where(positions <= shown[:, None], moved, positions)
-
-
 def placement_probability(kind: Randomisation, shown: ArrayLike, base_rank: ArrayLike, k: ArrayLike) -> Floats:
-    """P(item at position k | its rank before), exactly, when `shown` items are randomised; 0 past the shown ones.
+    """Compute P(item at position k | its base rank) exactly, when `shown` items are randomised; 0 past those.
 
     With n shown items and base rank b:
 
@@ -199,15 +184,15 @@ def placement_probability(kind: Randomisation, shown: ArrayLike, base_rank: Arra
 def logging_probability(
     positions: Ints, shown: Ints, traffic: ArrayLike, *, kind: Randomisation = "none", share: float = 0.0, K: int
 ) -> Floats:
-    """P(item at position k | query) `[rows, K]` under the whole traffic: the propensity of a showing.
+    """Compute P(item at position k | query) `[rows, K]` under the whole traffic: the propensity of an impression.
 
         Σ_l t_l [(1 − ρ) 1[k_l = k] + ρ P_kind(k | k_l)]      over loggers l with traffic t_l, ρ randomised
 
     Args:
-        positions: `[loggers, rows]` k_l, the position that each logger gives each item.
-        shown: `[rows]` how many items its query shows.
-        traffic: `[loggers]` share of the sessions that each logger serves; sums to 1.
-        kind: how the randomised sessions are randomised.
+        positions: `[loggers, rows]` k_l, the position of each item by logger.
+        shown: `[rows]` number of items that its query shows.
+        traffic: `[loggers]` share of the sessions of each logger; sums to 1.
+        kind: of randomisation.
         share: ρ, the share of randomised sessions.
         K: number of positions.
 

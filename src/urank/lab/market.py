@@ -1,12 +1,13 @@
 """A market like the app store of Section 6: users with devices and tastes, apps with categories, thumbnails and bids.
 
-What a user downloads takes two things, as everywhere in urank: the app is looked at, and it appeals,
+A download requires that the user examines the app and that it appeals:
 
     P(download | user, app, k, day) = examination(app, user's device, k) · appeal(user, app, day).
 
-Attention falls with position, and how fast differs by category, by device and by the app's thumbnail (Figure 1 of the
-paper): the exponent of `oracle.examination` is a sum over these. Appeal is a logistic function of the app's
-popularity, which drifts from day to day, of how the user's tastes fit the app, and of how easily the user downloads.
+Examination decreases with position, at a rate that depends on the category, the device and the app's thumbnail
+(Figure 1 of the paper): the exponent of `oracle.examination` is a sum over these. Appeal is a logistic function of the
+app's popularity, which drifts from day to day, of the match between the user's tastes and the app, and of the user's
+eagerness.
 """
 
 from __future__ import annotations
@@ -36,28 +37,26 @@ Ints = NDArray[np.int64]
 
 
 class MarketConfig(Settings):
-    """All that decides a market; the same config gives the same bytes."""
+    """Settings of a market; the same settings give the same bytes."""
 
     users: int = Field(40_000, ge=2, le=100_000_000, description="number of users")
     apps: int = Field(400, ge=2, le=1_000_000, description="number of apps")
-    visits: float = Field(0.2, gt=0, le=100, description="visits of a user on a day, on average; some come more often")
-    candidates: int = Field(20, ge=2, le=10_000, description="apps that are retrieved for a visit")
-    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: how many of them are shown")
+    visits: float = Field(0.2, gt=0, le=100, description="mean visits per user and day; some users come more often")
+    candidates: int = Field(20, ge=2, le=10_000, description="apps retrieved for a visit")
+    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: number of apps shown")
     tastes: int = Field(4, ge=1, le=100, description="dimensions of a user's taste")
-    appeal: float = Field(-3.0, ge=-20, le=20, description="log odds of a download of the average app looked at")
+    appeal: float = Field(-3.0, ge=-20, le=20, description="log odds of a download of the average app, once examined")
     attention: float = Field(1.9, ge=0, le=10, description="exponent of 1/k^attention for the average category")
-    steepness: float = Field(
-        1.0, ge=0, le=10, description="how much attention curves differ by category: the spread of their exponents"
-    )
-    thumbnails: float = Field(0.3, ge=0, le=10, description="how much the best thumbnail flattens the curve of an app")
+    steepness: float = Field(1.0, ge=0, le=10, description="spread of the attention exponents of the categories")
+    thumbnails: float = Field(0.3, ge=0, le=10, description="how much the best thumbnail flattens the attention curve")
     drift: float = Field(0.1, ge=0, le=10, description="deviation of the daily change of an app's popularity")
     bids: tuple[float, float] = Field((0.5, 5.0), description="lowest and highest bid for a download")
-    days: int = Field(8, ge=2, le=10_000, description="days of the log of the production ranker")
+    days: int = Field(8, ge=2, le=10_000, description="days of the production ranker's log")
     warmup_days: int = Field(
-        3, ge=1, le=1000, description="days before it, whose log the production ranker learned from"
+        3, ge=1, le=1000, description="earlier days whose log the production ranker was trained on"
     )
-    random_days: int = Field(120, ge=1, le=10_000, description="days of random traffic, all before")
-    random_visits: int = Field(3000, ge=1, le=100_000_000, description="visits with a random order on each of them")
+    random_days: int = Field(120, ge=1, le=10_000, description="days of random traffic before that")
+    random_visits: int = Field(3000, ge=1, le=100_000_000, description="visits with a random order per day")
     seed: int = Field(0, ge=0, description="of all random numbers")
 
     @model_validator(mode="after")
@@ -79,16 +78,16 @@ class Market:
     """The users and the apps.
 
     Attributes:
-        config: what was asked for.
-        device, region: `[users]` numbers into `DEVICES` and `REGIONS`.
+        config: the settings.
+        device, region: `[users]` indices into `DEVICES` and `REGIONS`.
         taste: `[users, d]`.
         eagerness: `[users]`, added to the log odds of every download.
         activity: `[users]`, expected visits a day.
-        category: `[apps]`, a number into `CATEGORIES`.
-        genre: `[apps, d]`, what tastes are compared with.
-        thumbnail: `[apps]`, how attractive, from 0 to 1.
-        bid: `[apps]`, what a download is worth.
-        weights: of the exponent of attention: a number for each category, each device, and the thumbnail.
+        category: `[apps]`, index into `CATEGORIES`.
+        genre: `[apps, d]`, compared with tastes.
+        thumbnail: `[apps]`, attractiveness from 0 to 1.
+        bid: `[apps]`, the value of a download.
+        weights: of the exponent of attention: one for each category, each device, and the thumbnail.
         local: `[regions, categories]`, added to the log odds.
     """
 
@@ -107,7 +106,7 @@ class Market:
 
     @cached_property
     def popularity(self) -> Floats:
-        """`[days, apps]` from the eve of random traffic on: each app's wanders about a level of its own."""
+        """`[days, apps]` from the day before random traffic: an autoregressive process around each app's level."""
         config = self.config
         rng = _rng(config, "popularity")
         days = 1 + config.random_days + config.warmup_days + config.days + MORE_DAYS
@@ -121,11 +120,11 @@ class Market:
         return np.asarray(level + wandering)
 
     def day(self, day: int) -> int:
-        """The row of `popularity` of a day: day 1 is the first of the log, earlier ones are 0, −1, …"""
+        """Return the row of `popularity` of a day; day 1 is the first of the log, earlier days are 0, −1, …"""
         return self.config.random_days + self.config.warmup_days + day
 
     def examination(self, user: Ints, app: Ints) -> Floats:
-        """P(looked at | user, app, k) `[rows, K]`."""
+        """Compute P(examined | user, app, k) `[rows, K]`."""
         known = np.zeros((len(user), len(self.weights)))
         rows = np.arange(len(user))
         known[rows, self.category[app]] = 1
@@ -134,18 +133,18 @@ class Market:
         return examination(known, self.weights, self.config.positions)
 
     def appeal(self, user: Ints, app: Ints, day: int) -> Floats:
-        """P(download | looked at) `[rows]`."""
+        """Compute P(download | examined) `[rows]`."""
         fit = np.einsum("rd,rd->r", self.taste[user], self.genre[app])
         local = self.local[self.region[user], self.category[app]]
         logit = self.config.appeal + self.popularity[self.day(day), app] + fit + local + self.eagerness[user]
         return np.asarray(1 / (1 + np.exp(-logit)))
 
     def table(self, user: Ints, app: Ints, day: int) -> Floats:
-        """The true P(download | user, app, k) `[rows, K]`."""
+        """Compute the true P(download | user, app, k) `[rows, K]`."""
         return self.examination(user, app) * self.appeal(user, app, day)[:, None]
 
     def features(self, user: Ints, app: Ints, day: int) -> pl.DataFrame:
-        """What a log tells of users and apps: tastes as measured, with errors, and yesterday's popularity."""
+        """Return the features in the log: tastes measured with noise, and yesterday's popularity, among others."""
         known = self._known
         columns = {
             "device": pl.Series(DEVICES)[self.device[user]],
@@ -178,7 +177,7 @@ class Market:
 
 
 MORE_DAYS = 60
-"""Days after the log for which there is a popularity too: those of an A/B test."""
+"""Further days with a popularity, for an A/B test."""
 
 _STREAMS = ("users", "apps", "attention", "popularity", "measured")
 
@@ -195,7 +194,7 @@ def build_market(config: MarketConfig) -> Market:
     of_category = apps.standard_normal((len(CATEGORIES), config.tastes))
     genre = 0.5 * of_category[category] + 1.3 * apps.standard_normal((config.apps, config.tastes))
     low, high = np.log(config.bids)
-    # Curves from nearly flat to steep, evenly spaced so that no seed has categories that are all alike.
+    # Evenly spaced exponents, so that the categories differ with every seed.
     steep = config.attention - 1 + config.steepness * attention.permutation(np.linspace(-1, 1, len(CATEGORIES)))
     by_device = attention.permutation(np.linspace(-0.1, 0.1, len(DEVICES)))
     return Market(

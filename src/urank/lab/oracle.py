@@ -1,19 +1,17 @@
-"""The users of a simulation: the only place in urank that says how clicks come about.
+"""Simulated users: the true click probabilities of a simulation, and clicks drawn from them.
 
-An `Oracle` turns the candidates of a query into the *truth* about them. For every user but one that is the table of
-Fig. 2 of the paper,
+An `Oracle` maps the candidates of a query to their *truth*. For every user model but one that is the table of Fig. 2 of
+the paper,
 
     table[i, k] = P(click | item i shown at position k),          k = 1 … K
 
-and a click depends on nothing but the item and its position. The cascade user has no such table, because what stands
-above matters; its truth is the relevance probability of each item. The functions come first; the class stores the
-parameters and chooses among them.
+where a click depends on the item and its position only. The cascade user has no such table, because its clicks depend
+on the items above; its truth is the relevance probability of each item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -44,14 +42,14 @@ Scaling = Literal["minmax", "log", "rank"]
 
 
 def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float64]:
-    """The lowest and highest finite value of each column `[2, F]`, after the logarithm for `log`.
+    """Return the lowest and highest finite value of each column `[2, F]`, after the logarithm for `log`.
 
     >>> scaling_bounds(np.array([[1.0, np.nan], [3.0, 5.0]]), "minmax").tolist()
     [[1.0, 5.0], [3.0, 5.0]]
     """
     if method not in get_args(Scaling):
         raise ConfigError(f"scaling must be one of {', '.join(get_args(Scaling))}; got {method!r}")
-    # The logarithm keeps the order, so that of the bounds is enough; the data may be large.
+    # The logarithm is monotone: transform the bounds rather than the data, which may be large.
     finite = np.isfinite(features)
     known = finite.any(axis=0)
     low = np.where(known, np.min(features, axis=0, where=finite, initial=np.inf), 0)
@@ -63,13 +61,13 @@ def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float6
 def scale01(
     features: NDArray[Any], method: Scaling = "log", *, bounds: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Features `[rows, F]` scaled to [0, 1], each column over the whole data set. Constant columns and NaN become 0.
+    """Scale each column of `[rows, F]` to [0, 1]. Constant columns and NaN become 0.
 
     Args:
         features: raw features.
         method: `minmax`: (x − low) / (high − low). `log`: the same after `signed_log`. `rank`: the share of rows with a
             smaller value (the empirical distribution function), stretched so that the largest value gets 1.
-        bounds: from `scaling_bounds`, to scale new rows as the old ones were; beyond them the result is cut to [0, 1].
+        bounds: from `scaling_bounds`, to scale new rows like earlier ones; the result is clipped to [0, 1].
 
     >>> scale01(np.array([[0.0, 7.0], [1.0, 7.0], [3.0, np.nan]])).round(3).tolist()
     [[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]]
@@ -78,7 +76,7 @@ def scale01(
     """
     if method == "rank":
         if bounds is not None:
-            raise ConfigError("scaling by rank has no bounds: it compares the rows given with one another")
+            raise ConfigError("scaling by rank takes no bounds: it compares the given rows with one another")
         return _scale_by_rank(np.asarray(features, dtype=np.float64))
     low, high = scaling_bounds(features, method) if bounds is None else bounds
     x = signed_log(features) if method == "log" else np.asarray(features, dtype=np.float64)
@@ -97,7 +95,7 @@ def _scale_by_rank(features: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def query_means(x: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean feature vector of its query, for each row `[rows, F]`: the context of CPBM.
+    """Return the mean feature vector of each row's query `[rows, F]`: the context of CPBM.
 
     >>> query_means(np.array([[0.0], [1.0], [0.2]]), np.array([0, 2, 3])).ravel().tolist()
     [0.5, 0.5, 0.2]
@@ -114,9 +112,9 @@ User = Literal["item", "query", "pbm", "cascade", "trust"]
 
 
 def attention_weights(n_features: int, eta: float, rng: np.random.Generator) -> Floats:
-    """The weights w `[F]` of the attention bias (Section 5.2): uniform in [−η, η), centred so that they sum to 0.
+    """Draw the weights w `[F]` of the attention bias (Section 5.2): uniform in [−η, η), centred so that they sum to 0.
 
-    Centring can carry a weight past η, though never past 2η.
+    Centring can move a weight past η, but never past 2η.
 
     >>> w = attention_weights(50, 0.5, np.random.default_rng(0))
     >>> w.shape, bool(abs(w.sum()) < 1e-12), bool(abs(w).max() < 2 * 0.5)
@@ -128,7 +126,7 @@ def attention_weights(n_features: int, eta: float, rng: np.random.Generator) -> 
 
 
 def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
-    """P(o = 1 | k, x) = 1 / k^max(wᵀx + 1, 0) `[rows, K]` (Section 5.2, after Fang, Agarwal and Joachims 2019).
+    """Compute P(o = 1 | k, x) = 1 / k^max(wᵀx + 1, 0) `[rows, K]` (Section 5.2; Fang, Agarwal and Joachims 2019).
 
     Args:
         x: `[rows, F]` features from 0 to 1: of the item (the paper) or of its query (CPBM).
@@ -144,7 +142,7 @@ def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
 
 
 def relevance_denominator(label_max: float) -> float:
-    """2^y_max − 1, as the paper's text has it; its released code divides by 2⁵ − 1 with labels 0–4.
+    """Return 2^y_max − 1, as in the paper's text; its released code divides by 2⁵ − 1 with labels 0–4.
 
     >>> relevance_denominator(4)
     15.0
@@ -155,13 +153,13 @@ def relevance_denominator(label_max: float) -> float:
 def relevance_probability(
     label: ArrayLike, *, epsilon: float = 0.1, label_max: float, denominator: float | None = None
 ) -> Floats:
-    """P(r = 1) = ε + (1 − ε) (2^y − 1) / (2^y_max − 1) (Section 5.2, after Ai et al. 2018).
+    """Compute P(r = 1) = ε + (1 − ε) (2^y − 1) / (2^y_max − 1) (Section 5.2; Ai et al. 2018).
 
     Args:
         label: `[rows]` graded relevance y, from 0 to `label_max`.
-        epsilon: ε, the click probability of an irrelevant item that is looked at.
+        epsilon: ε, the click probability of an irrelevant item that is examined.
         label_max: y_max, the highest grade.
-        denominator: what to divide by instead of `relevance_denominator(label_max)`.
+        denominator: replaces `relevance_denominator(label_max)`.
 
     >>> relevance_probability([0, 4], label_max=4).tolist()
     [0.1, 1.0]
@@ -177,10 +175,10 @@ def relevance_probability(
 
 
 def trust_curves(K: int, *, gamma: float = 1.0, trust: float = 0.2) -> tuple[Floats, Floats]:
-    """Default α and β `[K]` of the trust-bias model P(c | i, k) = α_k r_i + β_k (Vardasbi et al. 2020).
+    """Return the default α and β `[K]` of the trust-bias model P(c | i, k) = α_k r_i + β_k (Vardasbi et al. 2020).
 
-    With examination θ_k = 1/k^γ and the trust t, α_k = (1 − t) θ_k and β_k = t θ_k / k: an examined item that is not
-    relevant is still clicked with probability t/k, because it stands high. Both fall with k and α_k + β_k ≤ θ_k.
+    With examination θ_k = 1/k^γ and trust t, α_k = (1 − t) θ_k and β_k = t θ_k / k: an examined item that is not
+    relevant is still clicked with probability t/k, because users trust high positions. α_k + β_k ≤ θ_k.
 
     >>> alpha, beta = trust_curves(2)
     >>> alpha.tolist(), beta.tolist()
@@ -193,7 +191,7 @@ def trust_curves(K: int, *, gamma: float = 1.0, trust: float = 0.2) -> tuple[Flo
 def table_probabilities(
     table: NDArray[Any], positions: NDArray[np.int64], *, rows: NDArray[np.int64] | None = None
 ) -> Floats:
-    """P(click) of each showing: `table[row, position − 1]`, and 0 for an item without a place (position past K).
+    """Return P(click) of each impression: `table[row, position − 1]`, and 0 for positions past K.
 
     >>> table_probabilities(np.array([[0.9, 0.5], [0.4, 0.3]]), np.array([2, 3])).tolist()
     [0.5, 0.0]
@@ -204,9 +202,9 @@ def table_probabilities(
 
 
 def cascade_probabilities(relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> Floats:
-    """P(click) `[rows]` of users who look from the top and stop at the first click (Craswell et al. 2008).
+    """Compute P(click) `[rows]` of users who scan from the top and stop at the first click (Craswell et al. 2008).
 
-    P(click at k) = r_k Π_{j above k} (1 − r_j). Items that are not shown have relevance 0 here.
+    P(click at k) = r_k Π_{j above k} (1 − r_j). Items that are not shown must have relevance 0.
 
     >>> cascade_probabilities(np.array([0.5, 0.25]), np.array([2, 1]), np.array([0, 2])).tolist()
     [0.375, 0.25]
@@ -225,7 +223,7 @@ def cascade_probabilities(relevance: NDArray[Any], positions: NDArray[np.int64],
 def sample_cascade(
     relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Clicks `[rows]` of cascade users: each item appeals or not, and the first that appeals is clicked.
+    """Draw clicks `[rows]` of cascade users: each item appeals or not, and the first that appeals is clicked.
 
     >>> rng = np.random.default_rng(0)
     >>> sample_cascade(np.array([1.0, 1.0]), np.array([2, 1]), np.array([0, 2]), rng).tolist()
@@ -241,20 +239,20 @@ def sample_cascade(
 
 @dataclass(frozen=True)
 class Oracle:
-    """One kind of user with all parameters; pure, and the same after `from_dict(to_dict())`.
+    """A user model and its parameters.
 
     Attributes:
         user: `item`: examination depends on position and item features, as in the paper. `query`: on position and the
-            mean features of the query, as in CPBM. `pbm`: 1/k^gamma for all. `trust`: α_k r + β_k. `cascade`: from
-            the top down to the first click.
+            mean features of the query, as in CPBM. `pbm`: 1/k^gamma for all items. `trust`: α_k r + β_k. `cascade`:
+            from the top down to the first click.
         positions: K.
         label_max: the highest grade.
         weights: w of `item` and `query`.
-        epsilon: the click probability of an irrelevant item that is looked at.
-        denominator: of the relevance probability; 2^label_max − 1 when none is given.
+        epsilon: the click probability of an irrelevant item that is examined.
+        denominator: of the relevance probability; 2^label_max − 1 by default.
         gamma: the steepness of `pbm`, and of the default curves of `trust`.
-        alpha: α_k of `trust`; `trust_curves` when none are given.
-        beta: β_k of `trust`.
+        alpha: α_k of `trust`; from `trust_curves` by default.
+        beta: β_k of `trust`, likewise.
     """
 
     user: User
@@ -294,13 +292,13 @@ class Oracle:
             raise ConfigError("alpha and beta must be at least 0 and sum to at most 1 at each position")
 
     def relevance(self, label: ArrayLike) -> Floats:
-        """P(r = 1) of each row."""
+        """Compute P(r = 1) of each row."""
         return relevance_probability(
             label, epsilon=self.epsilon, label_max=self.label_max, denominator=self.denominator
         )
 
     def examination(self, x: NDArray[Any], offsets: NDArray[np.int64]) -> Floats:
-        """P(o = 1) `[rows, K]` of the users `item`, `query` and `pbm`; the others have none that stands alone."""
+        """Compute P(o = 1) `[rows, K]` of the users `item`, `query` and `pbm`."""
         if self.user == "pbm":
             return np.tile(np.arange(1, self.positions + 1) ** -float(self.gamma), (len(x), 1))
         if self.user == "item":
@@ -310,7 +308,7 @@ class Oracle:
         raise ConfigError(f"the user {self.user!r} has no examination probability apart from the item's relevance")
 
     def table(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
-        """The true click table `[rows, K]`: examination · relevance, or α_k r + β_k.
+        """Compute the true click table `[rows, K]`: examination · relevance, or α_k r + β_k.
 
         Args:
             x: `[rows, F]` features from 0 to 1 (see `scale01`).
@@ -325,7 +323,7 @@ class Oracle:
         return np.asarray(self.alpha) * r + self.beta if self.user == "trust" else self.examination(x, offsets) * r
 
     def truth(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
-        """All that decides the clicks: the table `[rows, K]`, or for the cascade the relevance probability `[rows]`."""
+        """Compute the table `[rows, K]`, or for cascade users the relevance probability `[rows]`."""
         return self.relevance(label) if self.user == "cascade" else self.table(x, label, offsets)
 
     def click_probabilities(
@@ -336,13 +334,13 @@ class Oracle:
         *,
         rows: NDArray[np.int64] | None = None,
     ) -> Floats:
-        """P(click) of each showing, so that its sum over a list is the expected number of clicks on that list.
+        """Compute P(click) of each impression; its sum over a list is the expected number of clicks.
 
         Args:
-            truth: what `truth` gave for the candidates.
-            positions: `[showings]` from 1; past K means not shown, and not clicked.
-            offsets: where each shown list starts among the showings.
-            rows: the row of `truth` that each showing shows, when they are not one and the same.
+            truth: of the candidates, from `truth`.
+            positions: `[impressions]` from 1; an item past K is not shown and not clicked.
+            offsets: where each list starts among the impressions.
+            rows: the row of `truth` of each impression, if they are not the same.
         """
         if self.user == "cascade":
             return cascade_probabilities(self._shown(truth, positions, rows), positions, offsets)
@@ -357,7 +355,7 @@ class Oracle:
         *,
         rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
-        """Clicks of users who see these lists; arguments as in `click_probabilities`."""
+        """Draw the clicks of users who see these lists; arguments as in `click_probabilities`."""
         if self.user == "cascade":
             return sample_cascade(self._shown(truth, positions, rows), positions, offsets, rng)
         clicks: NDArray[np.bool_] = rng.random(len(positions)) < table_probabilities(truth, positions, rows=rows)
@@ -369,14 +367,5 @@ class Oracle:
         return np.where(positions <= self.positions, relevance if rows is None else relevance[rows], 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The parameters as JSON has them: lists for tuples."""
+        """Return a JSON-serialisable dict."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, parameters: Mapping[str, Any]) -> Oracle:
-        """The oracle that `to_dict` described; unknown keys are refused."""
-        unknown = sorted(set(parameters) - {f.name for f in fields(cls)})
-        if unknown:
-            raise ConfigError(f"an oracle has no parameter {', '.join(map(repr, unknown))}")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()}
-        return cls(**values)

@@ -1,4 +1,4 @@
-"""`urank reproduce`: run what some tables and figures need, and put them together."""
+"""Reproduce the paper: run the methods that some tables and figures need, and assemble the results."""
 
 from __future__ import annotations
 
@@ -17,33 +17,41 @@ from urank.errors import ConfigError, UrankError
 from urank.lab.appstore_experiment import STORE_METHODS
 from urank.lab.claims import (
     architecture_claims,
-    architectures,
+    architecture_rows,
     claims_over_seeds,
     curve_claims,
     differences,
     list_example,
+    method_claims,
+    method_rows,
     position_curves,
     read_results,
-    read_store_results,
-    rows,
     store_claims,
     store_rows,
 )
+from urank.lab.experiment_results import (
+    DATASETS,
+    METRICS,
+    STORE_METRICS,
+    MethodRow,
+    Reproduction,
+    StoreRow,
+    dataset_name,
+)
+from urank.lab.experiment_settings import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.letor_experiment import METHODS
-from urank.lab.results import DATASETS, METRICS, STORE_METRICS, Reproduction, Row, StoreRow, dataset_name
-from urank.lab.runner import run_steps, seed_folder, steps_for
-from urank.lab.settings import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.lab.runner import run_tasks, seed_folder, tasks_for
 from urank.progress import Report, silent
 from urank.storage import new_file
 
-__all__ = ["experiments_of", "reproduce"]
+__all__ = ["experiment_names", "reproduce"]
 
 _LIBRARIES = ("urank", "numpy", "polars", "torch", "lightgbm", "scikit-learn", "scipy")
 SETTINGS = "settings.toml"
 
 
-def experiments_of(what: str) -> list[str]:
-    """The experiments that a name stands for; `all` for all of them."""
+def experiment_names(what: str) -> list[str]:
+    """Return the experiments that a name stands for: `all`, or itself."""
     if what == "all":
         return list(EXPERIMENTS)
     if what not in EXPERIMENTS:
@@ -63,28 +71,28 @@ def reproduce(
     source: str = "",
     report: Report = silent,
 ) -> Reproduction:
-    """Run experiments and put their tables and figures together; what the folder holds already is not run again.
+    """Run experiments and assemble their tables and figures; results that exist in the folder are reused.
 
     Args:
-        what: names of experiments, as `experiments_of` gives them.
-        folder: where all of it is kept.
-        data: a LETOR file or folder; documents are generated when left out.
-        dataset: the paper's name of the data, if it is the paper's, so that its figures can stand beside ours.
-        seeds: how many.
-        workers: processes at a time.
-        overrides: settings laid over those of every experiment.
-        source: what errors call these.
-        report: told how far it is.
+        what: names of experiments.
+        folder: output folder.
+        data: a LETOR file or folder; documents are generated if left out.
+        dataset: the paper's name of the data, if it is the paper's, to show the published figures beside ours.
+        seeds: number of seeds.
+        workers: number of processes.
+        overrides: settings merged into those of every experiment.
+        source: name of the overrides in error messages.
+        report: progress callback.
 
     Raises:
-        ConfigError: when the folder holds results of other settings.
+        ConfigError: when the folder contains results of other settings.
     """
     folder = Path(folder)
     if seeds < 1:
         raise ConfigError(f"seeds must be a whole number from 1 up; got {seeds}")
     settings = dict(overrides or {})
     if data is not None:
-        if not Path(data).exists():  # better refused before a folder is made
+        if not Path(data).exists():  # fail before the folder is created
             raise ConfigError(f"{data} does not exist; data must be a LETOR file or a folder of such files")
         settings["simulation"] = {**settings.get("simulation", {}), "data": str(Path(data).resolve())}
     if dataset:
@@ -93,12 +101,12 @@ def reproduce(
     config = next(iter(configs.values()))
     _check_dataset(config)
     _check_methods(configs)
-    _claim(folder, config)
+    _claim_folder(folder, config)
     names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
     try:
-        run_steps(folder, config, steps_for(names, range(seeds)), workers=workers, report=report)
+        run_tasks(folder, config, tasks_for(names, range(seeds)), workers=workers, report=report)
     except UrankError:
-        _leave_nothing(folder)
+        _release_folder(folder)
         raise
     return _assemble(folder, configs, seeds)
 
@@ -107,7 +115,7 @@ def _check_dataset(config: ExperimentConfig) -> None:
     if config.dataset and config.dataset not in DATASETS:
         raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{config.dataset}'")
     if config.dataset and config.simulation.data is None:
-        raise ConfigError(f"dataset says what the data is, so data must be given; got '{config.dataset}' alone")
+        raise ConfigError(f"dataset names the given data, so data must be given too; got '{config.dataset}' alone")
 
 
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
@@ -123,31 +131,33 @@ def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
             raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
 
 
-def _claim(folder: Path, config: ExperimentConfig) -> None:
-    """Make the folder that of these settings, or see that it is."""
+def _claim_folder(folder: Path, config: ExperimentConfig) -> None:
+    """Write the settings to the folder, or check that it has the same settings."""
     path = folder / SETTINGS
     if path.is_file():
         earlier = validate(ExperimentConfig, read_toml(path), str(path))
         if earlier.same_settings(config):
             return
-        if _holds_results(folder):  # else nothing was made by those settings
-            raise ConfigError(f"{folder} holds results of other settings (see its {SETTINGS}); choose another folder")
+        if _has_results(folder):
+            raise ConfigError(
+                f"{folder} contains results of other settings (see its {SETTINGS}); choose another folder"
+            )
     elif folder.is_dir() and any(not each.name.startswith(f".{SETTINGS}.") for each in folder.iterdir()):
-        raise ConfigError(f"{folder} holds something else (it has no {SETTINGS}); choose another folder")
+        raise ConfigError(f"{folder} contains something else (it has no {SETTINGS}); choose another folder")
     with new_file(path) as working:
         working.write_text(_to_toml(config), encoding="utf-8")
 
 
-def _holds_results(folder: Path) -> bool:
+def _has_results(folder: Path) -> bool:
     return any(folder.glob("seed-*/candidates.parquet")) or any(folder.glob("seed-*/store/test.parquet"))
 
 
-def _leave_nothing(folder: Path) -> None:
-    """Take the folder back if nothing came of it, as when the data is not of the form."""
-    if not _holds_results(folder):
+def _release_folder(folder: Path) -> None:
+    """Remove the folder if the run left no results, for example because the data is malformed."""
+    if not _has_results(folder):
         (folder / SETTINGS).unlink(missing_ok=True)
         for path in (*folder.glob("seed-*/store"), *folder.glob("seed-*"), folder):
-            with suppress(OSError):  # what holds anything else stays
+            with suppress(OSError):  # not empty
                 path.rmdir()
 
 
@@ -159,96 +169,89 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) ->
     folders = [seed_folder(folder, seed) for seed in range(seeds)]
     config = next(iter(configs.values()))
     found: dict[str, Any] = {}
-    of_letor = {name: each for name, each in configs.items() if name != "table3"}
-    if of_letor:
-        found |= _assemble_letor(folder, folders, of_letor)
+    seconds = 0.0
+    if of_letor := {name: each for name, each in configs.items() if name != "table3"}:
+        results, parts = _assemble_letor(folder, folders, of_letor)
+        found, seconds = found | parts, seconds + _seconds(results)
     if "table3" in configs:
-        found |= _assemble_store(folder, folders, configs["table3"])
+        results, parts = _assemble_store(folder, [each / "store" for each in folders], configs["table3"])
+        found, seconds = found | parts, seconds + _seconds(results)
     return Reproduction(
         what=list(configs),
-        data="; ".join(_data_in_words(config, configs)),
+        data="; ".join(_describe_data(config, configs)),
         seeds=seeds,
         settings=_to_toml(config),
         versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
-        seconds=found.pop("seconds", 0.0) + found.pop("seconds_store", 0.0),
+        seconds=seconds,
         **found,
     )
 
 
-def _assemble_letor(folder: Path, folders: list[Path], configs: dict[str, ExperimentConfig]) -> dict[str, Any]:
-    """What was found on simulated clicks (Section 5)."""
-    config = next(iter(configs.values()))
+def _assemble_letor(
+    folder: Path, folders: list[Path], configs: dict[str, ExperimentConfig]
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Assemble the results on simulated clicks (Section 5)."""
+    dataset = next(iter(configs.values())).dataset
     methods = {name: [key for key in each.methods if key in METHODS] for name, each in configs.items()}
     every = list(dict.fromkeys(key for keys in methods.values() for key in keys))
     results = read_results(folders, every)
-    found: dict[str, Any] = {}
-    if "table1" in configs:
-        found["rows"] = rows(results, methods["table1"], config.dataset)
-        found["claims"] = claims_over_seeds(results, found["rows"])
-        _write(folder / "table1.parquet", pl.DataFrame([_flat(row) for row in found["rows"]]))
-    if "table2" in configs:
-        own = rows(results, methods["table2"], config.dataset)
-        found["architectures"] = architectures(folders, own, config.dataset)
-        found["architecture_claims"] = architecture_claims(found["architectures"])
+    found: dict[str, Any] = {"queries": results.filter(pl.col("method") == every[0]).height}
+    if table1 := methods.get("table1", []):
+        found["rows"] = method_rows(results, table1, dataset)
+        found["claims"] = claims_over_seeds(lambda some: method_claims(method_rows(some, table1)), results)
+        _write(folder / "table1.parquet", pl.DataFrame([_flat(row, METRICS) for row in found["rows"]]))
+    if keys := methods.get("table2"):
+        rows = architecture_rows(folders, method_rows(results, keys, dataset), dataset)
+        found |= {"architectures": rows, "architecture_claims": architecture_claims(rows)}
         columns = ("name", "train", "test", "valid", "clicks", "ctr")
-        flat = [{column: getattr(row, column) for column in columns} for row in found["architectures"]]
+        flat = [{column: getattr(row, column) for column in columns} for row in rows]
         _write(folder / "table2.parquet", pl.DataFrame(flat))
-    if "fig-ctr-by-position" in configs:
-        found["curves"] = position_curves(folders, results, methods["fig-ctr-by-position"])
-        names = (METHODS[key].name for key in ("lambdarank-truth", "urank", "km"))
-        found["curve_claims"] = curve_claims(found["curves"], *names)
-    if "fig-result-list" in configs:
-        found["example"] = list_example(folders[0], results, methods["fig-result-list"])
-    if "differences" in configs:
-        found["differences"] = differences(results, methods["differences"])
-    # With what earlier experiments in this folder found.
-    known = [key for key in METHODS if all((each / "results" / f"{key}.parquet").is_file() for each in folders)]
-    _write(folder / "results.parquet", read_results(folders, known))
-    found["queries"] = results.filter(pl.col("method") == every[0]).height
-    return found | {"seconds": _seconds(results)}
+    if keys := methods.get("fig-ctr-by-position"):
+        curves = position_curves(folders, results, keys)
+        found |= {"curves": curves, "curve_claims": curve_claims(curves)}
+    if keys := methods.get("fig-result-list"):
+        found["example"] = list_example(folders[0], results, keys)
+    if keys := methods.get("differences"):
+        found["differences"] = differences(results, keys)
+    _write_all_results(folder / "results.parquet", folders, METHODS)
+    return results, found
 
 
-def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> dict[str, Any]:
-    """What was found in the app store (Section 6.1)."""
+def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Assemble the results in the app store (Section 6.1)."""
     keys = [key for key in config.methods if key in STORE_METHODS]
-    stores = [each / "store" for each in folders]
-    results = read_store_results(stores, keys)
-    found = store_rows(results, keys)
-    _write(folder / "table3.parquet", pl.DataFrame([_flat_store(row) for row in found]))
-    known = [key for key in STORE_METHODS if all((each / "results" / f"{key}.parquet").is_file() for each in stores)]
-    _write(folder / "store-results.parquet", read_store_results(stores, known))
-    return {
-        "store": found,
-        "store_claims": store_claims(results, found),
+    results = read_results(folders, keys)
+    rows = store_rows(results, keys)
+    _write(folder / "table3.parquet", pl.DataFrame([_flat(row, STORE_METRICS) for row in rows]))
+    _write_all_results(folder / "store-results.parquet", folders, STORE_METHODS)
+    return results, {
+        "store": rows,
+        "store_claims": claims_over_seeds(lambda some: store_claims(some, store_rows(some, keys)), results),
         "visits": results.filter(pl.col("method") == keys[0]).height,
-        "seconds_store": _seconds(results),
     }
+
+
+def _write_all_results(path: Path, folders: list[Path], methods: Collection[str]) -> None:
+    """Write the results of all methods, including those of earlier experiments in the folder."""
+    known = [key for key in methods if all((each / "results" / f"{key}.parquet").is_file() for each in folders)]
+    _write(path, read_results(folders, known))
 
 
 def _seconds(results: pl.DataFrame) -> float:
     return float(results.group_by("seed", "method").agg(pl.col("seconds").first())["seconds"].to_numpy().sum())
 
 
-def _flat_store(row: StoreRow) -> dict[str, Any]:
-    told: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
-    for metric in STORE_METRICS:
-        told[metric] = row.mean[metric]
-        told[f"{metric} deviation"] = row.deviation[metric]
-        told[f"{metric} p"] = row.p_value.get(metric)
-        told[f"{metric} true"] = row.true[metric]
-        told[f"{metric} true p"] = row.true_p_value.get(metric)
-        told[f"{metric} published"] = row.published.get(metric)
-    return told
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    told: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
-    for metric in METRICS:
-        told[metric] = row.mean[metric]
-        told[f"{metric} deviation"] = row.deviation[metric]
-        told[f"{metric} p"] = row.p_value.get(metric)
-        told[f"{metric} published"] = row.published.get(metric)
-    return told
+def _flat(row: MethodRow, metrics: Sequence[str]) -> dict[str, Any]:
+    flat: dict[str, Any] = {"method": row.key, "name": row.name, "kind": row.kind, "seconds": row.seconds}
+    for metric in metrics:
+        flat[metric] = row.mean[metric]
+        flat[f"{metric} deviation"] = row.deviation[metric]
+        flat[f"{metric} p"] = row.p_value.get(metric)
+        if isinstance(row, StoreRow):
+            flat[f"{metric} true"] = row.true[metric]
+            flat[f"{metric} true p"] = row.true_p_value.get(metric)
+        flat[f"{metric} published"] = row.published.get(metric)
+    return flat
 
 
 def _write(path: Path, frame: pl.DataFrame) -> None:
@@ -256,7 +259,7 @@ def _write(path: Path, frame: pl.DataFrame) -> None:
         frame.write_parquet(working)
 
 
-def _data_in_words(config: ExperimentConfig, what: Collection[str]) -> Iterator[str]:
+def _describe_data(config: ExperimentConfig, what: Collection[str]) -> Iterator[str]:
     if set(what) - {"table3"}:
         simulation = config.simulation
         denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"

@@ -1,7 +1,7 @@
-"""Run the steps of an experiment, as many at a time as there are workers; what is done already is not done again.
+"""Run the steps of an experiment in parallel, and resume after a crash.
 
-A step is a name and a seed. It starts when what it needs is on disk, runs in a process of its own, and leaves a file or
-a folder that appears when it is complete. So a run that was killed goes on where it was, with the same command.
+A task is a step of one seed. It starts when the tasks that it needs are done, and its output appears by rename when it
+is complete; a task whose output exists is skipped.
 """
 
 from __future__ import annotations
@@ -9,73 +9,38 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from graphlib import TopologicalSorter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
+from typing import Any, NamedTuple
+
+import torch
 
 from urank.errors import UrankError
-from urank.lab.appstore_experiment import STORE_METHODS, STORE_STEPS, StoreTrial, run_store_step, store_needs
-from urank.lab.letor_experiment import Trial, needs_of, run_step
-from urank.lab.settings import ExperimentConfig
+from urank.lab.appstore_experiment import STORE_STEPS, StoreTrial
+from urank.lab.experiment import ExperimentStep, Trial
+from urank.lab.experiment_settings import ExperimentConfig
+from urank.lab.letor_experiment import STEPS, LetorTrial
 from urank.progress import Report, silent
 
-__all__ = ["DATA", "SeedRun", "Step", "needs", "run_steps", "seed_folder", "steps_for"]
+__all__ = ["DATA", "EVERY_STEP", "SeedRun", "Task", "missing_tasks", "run_tasks", "seed_folder", "tasks_for"]
 
 DATA = ("data", "store-data")
-"""The steps whose results are removed when all that learn from them are done."""
+"""The steps whose output is removed when every task is done."""
+
+EVERY_STEP: Mapping[str, ExperimentStep[Any]] = {**STEPS, **STORE_STEPS}
+_REPORT_INTERVAL = 0.2
 
 
-def needs(name: str) -> tuple[tuple[str, ...], float]:
-    """The steps before a step or a method, and its cost."""
-    return store_needs(name) if _of_store(name) else needs_of(name)
-
-
-def _of_store(name: str) -> bool:
-    return name in STORE_METHODS or name in STORE_STEPS
-
-
-class SeedRun:
-    """All that is done for one seed.
-
-    Args:
-        folder: of the seed.
-        config: of the experiment, with this seed.
-    """
-
-    def __init__(self, folder: Path, config: ExperimentConfig) -> None:
-        self.trial = Trial(folder, config)
-        self.store = StoreTrial(folder / "store", config.store)
-
-    def has(self, name: str) -> bool:
-        """Whether a step or a method is done."""
-        return self.store.has(name) if _of_store(name) else self.trial.has(name)
-
-    def run(self, name: str, report: Report) -> None:
-        """Do one step, or train and judge one method."""
-        if _of_store(name):
-            run_store_step(self.store, name, report)
-        else:
-            run_step(self.trial, name, report)
-
-    def sweep(self) -> None:
-        """Remove what a killed run left half-written."""
-        self.trial.sweep()
-        self.store.sweep()
-
-    def clean(self) -> None:
-        """Remove what can be made again."""
-        self.trial.clean()
-        self.store.clean()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do for one seed."""
+class Task(NamedTuple):
+    """A step of one seed."""
 
     seed: int
     name: str
@@ -83,201 +48,211 @@ class Step:
     def __str__(self) -> str:
         return f"seed {self.seed}, {self.name}"
 
+    @property
+    def needs(self) -> set[Task]:
+        """The tasks that come before."""
+        return {Task(self.seed, name) for name in EVERY_STEP[self.name].needs}
+
+    @property
+    def cost(self) -> float:
+        """Approximate duration, relative to other tasks."""
+        return EVERY_STEP[self.name].cost
+
 
 def seed_folder(folder: Path, seed: int) -> Path:
-    """Where all of a seed is kept."""
+    """Return the folder of a seed."""
     return folder / f"seed-{seed}"
 
 
-def steps_for(names: Iterable[str], seeds: Iterable[int]) -> list[Step]:
-    """The steps that lead to these methods, what is needed before what needs it."""
-    ordered: dict[str, None] = {}
+class SeedRun:
+    """The trials of one seed.
+
+    Args:
+        folder: of the experiment.
+        config: of the experiment, for all seeds.
+        seed: which.
+    """
+
+    def __init__(self, folder: Path, config: ExperimentConfig, seed: int) -> None:
+        own, config = seed_folder(folder, seed), config.seeded(seed)
+        self.trials: tuple[Trial[Any], Trial[Any]] = LetorTrial(own, config), StoreTrial(own / "store", config.store)
+
+    def trial(self, name: str) -> Trial[Any]:
+        """Return the trial that a step belongs to."""
+        return self.trials[name in STORE_STEPS]
+
+    def has(self, name: str) -> bool:
+        """Return whether a step is done."""
+        return (self.trial(name).folder / EVERY_STEP[name].output).exists()
+
+    def run(self, name: str, report: Report) -> None:
+        """Run one step."""
+        EVERY_STEP[name].run(self.trial(name), report)
+
+
+def tasks_for(names: Iterable[str], seeds: Iterable[int]) -> list[Task]:
+    """Return the tasks that lead to these methods, by seed; the longest first, so that no worker ends alone with it."""
+    wanted: dict[str, None] = {}
 
     def add(name: str) -> None:
-        for before in needs(name)[0]:
+        for before in EVERY_STEP[name].needs:
             add(before)
-        ordered.setdefault(name)
+        wanted.setdefault(name)
 
     for name in names:
         add(name)
-    # What takes longest goes first where nothing else decides, so that no worker ends alone with it.
-    by_cost = sorted(ordered, key=lambda name: -needs(name)[1])
-    return [Step(seed, name) for seed in seeds for name in by_cost]
+    by_cost = sorted(wanted, key=lambda name: -EVERY_STEP[name].cost)
+    return [Task(seed, name) for seed in seeds for name in by_cost]
 
 
-def run_steps(
+def missing_tasks(folder: Path, config: ExperimentConfig, tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks without an output. Data counts as missing only if a missing task of its seed needs it."""
+    tasks = list(tasks)
+    runs = {seed: SeedRun(folder, config, seed) for seed in {task.seed for task in tasks}}
+    absent = [task for task in tasks if not runs[task.seed].has(task.name)]
+    needed = set[Task]().union(*(task.needs for task in absent))
+    return [task for task in absent if task.name not in DATA or task in needed]
+
+
+def run_tasks(
     folder: Path,
     config: ExperimentConfig,
-    steps: Iterable[Step],
+    tasks: Iterable[Task],
     *,
     workers: int | None = None,
     report: Report = silent,
 ) -> None:
-    """Do all steps.
+    """Run all tasks that are not done yet.
 
     Args:
         folder: of the experiment.
-        config: of all seeds.
-        steps: what to do, as `steps_for` gives it.
-        workers: processes; one for each core by default. With one, all is done in this process.
-        report: told of the work done, in units of cost, and of what each worker does.
+        config: of the experiment, for all seeds.
+        tasks: as `tasks_for` returns them; of those that can start, the first one starts.
+        workers: number of processes; one per core by default. One worker runs in this process.
+        report: progress callback; of the work done, in units of cost, and of each worker.
 
     Raises:
-        UrankError: as soon as a step fails; what was done stays.
+        UrankError: as soon as a task fails; completed outputs stay.
     """
-    steps = list(steps)
-    for seed in {step.seed for step in steps}:
-        SeedRun(seed_folder(folder, seed), config.seeded(seed)).sweep()
-    left = _missing(folder, config, steps)
-    workers = min(workers or os.cpu_count() or 1, max(len(left), 1))
-    total = sum(needs(step.name)[1] for step in steps)
-    book = StepQueue(folder, config, left, total, report)
-    if workers == 1:
-        _in_this_process(book)
-    else:
-        _in_processes(book, workers)
-    for seed in {step.seed for step in steps}:
-        SeedRun(seed_folder(folder, seed), config.seeded(seed)).clean()
+    tasks = list(tasks)
+    trials = [trial for seed in {task.seed for task in tasks} for trial in SeedRun(folder, config, seed).trials]
+    for trial in trials:
+        trial.sweep()
+    missing = missing_tasks(folder, config, tasks)
+    total = sum(task.cost for task in tasks)
+    done = total - sum(task.cost for task in missing)
+    report("all steps", done, total)
+    workers = min(workers or os.cpu_count() or 1, len(missing))
+    with closing(_completed(missing, folder, config, workers, report)) as completed:
+        for task in completed:
+            done += task.cost
+            report("all steps", done, total, f"{task} done")
+    for trial in trials:
+        trial.clean()
 
 
-def _missing(folder: Path, config: ExperimentConfig, steps: list[Step]) -> list[Step]:
-    """The steps whose results are not there, with the data of their seeds where that was removed."""
-    seeds = {step.seed: SeedRun(seed_folder(folder, step.seed), config.seeded(step.seed)) for step in steps}
-    absent = [step for step in steps if not seeds[step.seed].has(step.name)]
-    needed = {Step(step.seed, name) for step in absent if step.name not in DATA for name in needs(step.name)[0]}
-    return [step for step in absent if step.name not in DATA or step in needed]
+def _completed(
+    tasks: list[Task], folder: Path, config: ExperimentConfig, workers: int, report: Report
+) -> Generator[Task, None, None]:
+    """Run the tasks in the order of their needs, and yield each when it is done."""
+    graph = TopologicalSorter({task: task.needs.intersection(tasks) for task in tasks})
+    if workers <= 1:
+        with _one_thread():
+            for task in graph.static_order():
+                SeedRun(folder, config, task.seed).run(task.name, _relay(report, 0, task))
+                yield task
+        return
+    graph.prepare()
+    ready: list[Task] = []
+    running: dict[Future[None], tuple[Task, int]] = {}
+    slots = list(range(workers))
+    with _pool(workers) as (pool, messages):
+        while graph.is_active():
+            ready = sorted([*ready, *graph.get_ready()], key=tasks.index)
+            try:
+                while ready and slots:
+                    task, slot = ready.pop(0), slots.pop(0)
+                    running[pool.submit(_work, folder, config, task, slot)] = task, slot
+                finished, _ = wait(running, timeout=_REPORT_INTERVAL, return_when=FIRST_COMPLETED)
+                while not messages.empty():
+                    slot, task, *progress = messages.get()
+                    _relay(report, slot, task)(*progress)
+                for future in finished:
+                    task, slot = running.pop(future)
+                    slots.append(slot)
+                    future.result()
+                    graph.done(task)
+                    yield task
+            except BrokenProcessPool:
+                raise UrankError(f"{task} ended unexpectedly; it may have run out of memory") from None
+            except UrankError as error:
+                raise UrankError(f"{task}: {error}") from error
+            except OSError as error:
+                raise UrankError(f"{task}: {error.filename or 'a file'}: {error.strerror or error}") from error
 
 
-class StepQueue:
-    """Which steps are left, running and done."""
+def _relay(report: Report, slot: int, task: Task) -> Report:
+    """Return a progress callback that shows a task on the bar of its worker."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: ExperimentConfig,
-        left: list[Step],
-        total: float,
-        report: Report,
-    ) -> None:
-        self.folder, self.config, self.left, self.total, self.report = folder, config, left, total, report
-        self.running: set[Step] = set()
-        self.done = total - sum(needs(step.name)[1] for step in left)
-        self.report("all steps", self.done, self.total)
+    def relay(name: str, done: float, total: float | None, note: str = "", /) -> None:
+        report(f"worker {slot + 1}", done, total, f"{task}: {name} {note}")
 
-    def seed(self, step: Step) -> SeedRun:
-        return SeedRun(seed_folder(self.folder, step.seed), self.config.seeded(step.seed))
-
-    def next(self) -> Step | None:
-        """A step that can start now."""
-        for step in self.left:
-            waits = {Step(step.seed, name) for name in needs(step.name)[0]}
-            if not waits & ({*self.left} | self.running):
-                self.left.remove(step)
-                self.running.add(step)
-                return step
-        return None
-
-    def finish(self, step: Step) -> None:
-        self.running.discard(step)
-        self.done += needs(step.name)[1]
-        self.report("all steps", self.done, self.total, f"{step} done")
-
-    def told(self, worker: int, step: Step) -> Report:
-        """What a step reports to: one bar for each worker."""
-
-        def tell(name: str, done: float, total: float | None, note: str = "", /) -> None:
-            self.report(f"worker {worker + 1}", done, total, f"{step}: {name} {note}")
-
-        return tell
+    return relay
 
 
-def _in_this_process(book: StepQueue) -> None:
-    import torch
-
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread, as in a worker: sums in another order could have other bits."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums in another order could end with other bits
+    torch.set_num_threads(1)
     try:
-        while book.left:
-            step = book.next()
-            assert step is not None  # noqa: S101 - nothing is running, so something can
-            book.seed(step).run(step.name, book.told(0, step))
-            book.finish(step)
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def _in_processes(book: StepQueue, workers: int) -> None:
+@contextmanager
+def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, SimpleQueue[Any]]]:
+    """Start worker processes and a queue of their progress messages; on exit the workers end, whatever they do.
+
+    Only this process holds `alive`. It closes here, or when this process is killed, and the workers exit.
+    """
     context = get_context("spawn")
-    pool: dict[Connection, SpawnProcess] = {}
-    busy: dict[Connection, Step] = {}
+    ending, alive = context.Pipe(duplex=False)
+    messages: SimpleQueue[Any] = context.SimpleQueue()
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (ending, messages))
     try:
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, book.folder, book.config), daemon=True)
-            process.start()
-            theirs.close()
-            pool[ours] = process
-        numbers = {connection: number for number, connection in enumerate(pool)}
-        while book.left or busy:
-            for connection in pool:
-                if connection not in busy and (step := book.next()) is not None:
-                    busy[connection] = step
-                    with suppress(ConnectionError):  # whether it still lives is seen below
-                        connection.send(step)
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)  # noqa: S101 - nothing else is waited for
-                step = busy[ready]
-                try:
-                    kind, *content = ready.recv()
-                except (EOFError, ConnectionError):
-                    raise UrankError(f"{step} ended without a word; it may have run out of memory") from None
-                if kind == "report":
-                    book.told(numbers[ready], step)(*content)
-                    continue
-                if kind == "failed":
-                    raise UrankError(f"{step}: {content[0]}")
-                del busy[ready]
-                book.finish(step)
+        yield pool, messages
     finally:
-        for connection, process in pool.items():
-            process.terminate()
-            process.join()
-            connection.close()
+        alive.close()
+        pool.shutdown(cancel_futures=True)
+        ending.close()
+        messages.close()
 
 
-def _end_with_parent() -> None:
-    """Do not go on for nobody: another run may have begun in the same folder."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+_messages: SimpleQueue[Any]
 
 
-def _work(connection: Connection, folder: Path, config: ExperimentConfig) -> None:
-    """What a worker does: steps, one after another, as they are sent."""
-    import torch  # in the worker, which has a core to itself
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one who sends, who ends this process
-    Thread(target=_end_with_parent, daemon=True).start()
+def _start_worker(ending: Connection, messages: SimpleQueue[Any]) -> None:
+    global _messages
+    _messages = messages
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends the workers
+    Thread(target=_exit_with_parent, args=(ending,), daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _exit_with_parent(ending: Connection) -> None:
+    ending.poll(None)  # nothing is ever sent: it returns when the other end closes
+    os._exit(1)
+
+
+def _work(folder: Path, config: ExperimentConfig, task: Task, slot: int) -> None:
     last = 0.0
 
-    def report(name: str, done: float, total: float | None, note: str = "", /) -> None:
+    def report(*progress: Any) -> None:
         nonlocal last
-        if time.monotonic() - last > 0.2:
+        if time.monotonic() - last > _REPORT_INTERVAL:
             last = time.monotonic()
-            connection.send(("report", name, done, total, note))
+            _messages.put((slot, task, *progress))
 
-    with suppress(EOFError, ConnectionError):  # the one who sends is gone
-        while True:
-            step = connection.recv()
-            try:
-                SeedRun(seed_folder(folder, step.seed), config.seeded(step.seed)).run(step.name, report)
-            except ConnectionError:
-                raise
-            except UrankError as error:
-                connection.send(("failed", str(error)))
-            except OSError as error:
-                connection.send(("failed", f"{error.filename or 'a file'}: {error.strerror or error}"))
-            else:
-                connection.send(("done",))
+    SeedRun(folder, config, task.seed).run(task.name, report)

@@ -15,14 +15,15 @@ import pytest
 from lab.tiny import TINY, config, half_written
 from urank.errors import ConfigError, UrankError
 from urank.lab.appstore_experiment import STORE_METHODS
+from urank.lab.experiment_results import METRICS, STORE_METRICS, Reproduction
+from urank.lab.experiment_settings import EXPERIMENTS
 from urank.lab.letor_experiment import METHODS
-from urank.lab.reproduction import experiments_of, reproduce
-from urank.lab.results import METRICS, STORE_METRICS, Reproduction
-from urank.lab.settings import EXPERIMENTS
+from urank.lab.reproduction import experiment_names, reproduce
 
 Everything = tuple[Reproduction, Path]
 
 
+@pytest.mark.slow
 def test_a_row_for_each_seed_method_and_query(everything: Everything) -> None:
     found, folder = everything
     results = pl.read_parquet(folder / "results.parquet")
@@ -39,12 +40,14 @@ def test_a_row_for_each_seed_method_and_query(everything: Everything) -> None:
     assert results.select("seed", "method", "query_id").is_unique().all()
 
 
+@pytest.mark.slow
 def test_positions_are_whole_orders(everything: Everything) -> None:
     results = pl.read_parquet(everything[1] / "results.parquet")
     whole = results.select(pl.col("position").list.sort() == pl.int_ranges(1, pl.col("item_id").list.len() + 1))
     assert whole.to_series().all()
 
 
+@pytest.mark.slow
 def test_no_two_methods_are_the_same(everything: Everything) -> None:
     """Hardly trained as they are: a row that got the settings or the model of another would show."""
     results = pl.read_parquet(everything[1] / "results.parquet").sort("seed", "query_id")
@@ -52,6 +55,7 @@ def test_no_two_methods_are_the_same(everything: Everything) -> None:
     assert len(set(orders.values())) == len(METHODS)
 
 
+@pytest.mark.slow
 def test_no_query_earns_more_than_the_matching_of_the_truth(everything: Everything) -> None:
     results = pl.read_parquet(everything[1] / "results.parquet")
     best = results.filter(pl.col("method") == "km").select("seed", "query_id", most="#Click", most_ctr="CTR")
@@ -63,6 +67,7 @@ def test_no_query_earns_more_than_the_matching_of_the_truth(everything: Everythi
     assert max(means, key=lambda key: means[key]) == "km"
 
 
+@pytest.mark.slow
 def test_metrics_follow_from_the_positions(everything: Everything) -> None:
     """Of every method and query: the clicks by the true table, summed up again."""
     _, folder = everything
@@ -78,6 +83,7 @@ def test_metrics_follow_from_the_positions(everything: Everything) -> None:
         assert np.allclose(joined["#Click"], joined["table"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_of_it_is_there(everything: Everything) -> None:
     found, folder = everything
     assert found.what == list(EXPERIMENTS)
@@ -97,6 +103,7 @@ def test_all_of_it_is_there(everything: Everything) -> None:
     assert not [*folder.glob("seed-*/data"), *folder.glob("seed-*/store/data")]
 
 
+@pytest.mark.slow
 def test_all_of_the_store_is_there(everything: Everything) -> None:
     found, folder = everything
     visits = TINY["store"]["test_visits"]
@@ -116,6 +123,7 @@ def test_all_of_the_store_is_there(everything: Everything) -> None:
     assert not results.select(pl.col(pl.Float64).is_nan().any()).row(0).count(True)
 
 
+@pytest.mark.slow
 def test_no_two_methods_of_the_store_are_the_same(everything: Everything) -> None:
     """But for the matching and that for the cut-off, which are the same where all positions count."""
     results = pl.read_parquet(everything[1] / "store-results.parquet").sort("seed", "query_id")
@@ -124,6 +132,7 @@ def test_no_two_methods_of_the_store_are_the_same(everything: Everything) -> Non
         assert len(earned) == len(STORE_METHODS) - same, metric
 
 
+@pytest.mark.slow
 def test_settings_make_the_same_again(everything: Everything) -> None:
     found, folder = everything
     written = (folder / "settings.toml").read_text()
@@ -131,6 +140,7 @@ def test_settings_make_the_same_again(everything: Everything) -> None:
     assert config(**tomllib.loads(written)).same_settings(config())
 
 
+@pytest.mark.slow
 def test_json_holds_all_of_it(everything: Everything) -> None:
     found, _ = everything
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -147,6 +157,7 @@ def test_json_holds_all_of_it(everything: Everything) -> None:
     assert all(isfinite(value) for row in told["rows"] for value in row["deviation"].values())
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_the_first_stays(everything: Everything, tmp_path: Path) -> None:
     found, folder = everything
     results = pl.read_parquet(folder / "results.parquet").filter(pl.col("method") == "km")
@@ -162,6 +173,7 @@ def test_seeds_differ_and_the_first_stays(everything: Everything, tmp_path: Path
     assert (told["rows"], told["curves"]) == ([], [])
 
 
+@pytest.mark.slow
 def test_another_experiment_in_the_same_folder(everything: Everything) -> None:
     """What is there serves it, whatever the order of asking."""
     found, folder = everything
@@ -175,6 +187,7 @@ def test_another_experiment_in_the_same_folder(everything: Everything) -> None:
         (folder / name).write_bytes(content)
 
 
+@pytest.mark.slow
 def test_the_store_alone(everything: Everything) -> None:
     """It needs nothing of the others, nor makes anything of theirs, and counts its own seconds."""
     found, folder = everything
@@ -197,7 +210,11 @@ def test_the_store_alone(everything: Everything) -> None:
         (["table1"], {"seeds": 0}, "seeds must be a whole number from 1 up; got 0"),
         (["table1"], {"dataset": "letor"}, "the paper's data sets are yahoo, mslr-web10k, istella-s; got 'letor'"),
         (["table1"], {"overrides": {"dataset": "letor"}}, "the paper's data sets are .*; got 'letor'"),
-        (["table1"], {"dataset": "yahoo"}, "dataset says what the data is, so data must be given; got 'yahoo' alone"),
+        (
+            ["table1"],
+            {"dataset": "yahoo"},
+            "dataset names the given data, .*; got 'yahoo' alone",
+        ),
         (["table1"], {"overrides": {"methods": ["svm"]}}, "methods of table1 must be some of svm-none, .*; got 'svm'"),
         (["table1"], {"overrides": {"methods": []}}, "methods of table1 must name at least one of svm-none"),
         (["table1"], {"overrides": {"methods": ["clicks"]}}, "methods of table1 must be some of .*; got 'clicks'"),
@@ -221,10 +238,10 @@ def test_refused_before_anything_is_run(
 
 
 def test_names_of_experiments() -> None:
-    assert experiments_of("all") == list(EXPERIMENTS)
-    assert experiments_of("table2") == ["table2"]
+    assert experiment_names("all") == list(EXPERIMENTS)
+    assert experiment_names("table2") == ["table2"]
     with pytest.raises(ConfigError, match=r"there are the experiments table1, .*, and all; got 'table9'"):
-        experiments_of("table9")
+        experiment_names("table9")
 
 
 def quick(folder: Path, **settings: Any) -> Reproduction:
@@ -234,14 +251,14 @@ def quick(folder: Path, **settings: Any) -> Reproduction:
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     quick(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"holds results of other settings \(see its settings.toml\)"):
+    with pytest.raises(ConfigError, match="results of other settings"):
         quick(tmp_path, swap_sessions=3)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ConfigError, match=r"holds something else \(it has no settings.toml\)"):
+    with pytest.raises(ConfigError, match="something else"):
         quick(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "file").touch()

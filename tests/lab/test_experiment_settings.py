@@ -1,4 +1,4 @@
-"""Experiments as configurations, and the figures that the paper prints."""
+"""Settings of the experiments, and the figures that the paper prints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from lab.tiny import KNOWN, TINY, config
 from urank.config import validate
 from urank.errors import ConfigError
 from urank.lab.appstore_experiment import STORE_METHODS
-from urank.lab.letor_experiment import METHODS
-from urank.lab.results import (
+from urank.lab.experiment_results import (
     DATASETS,
     METRICS,
     STORE_METRICS,
@@ -22,7 +21,8 @@ from urank.lab.results import (
     published_metrics,
     published_store,
 )
-from urank.lab.settings import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.lab.experiment_settings import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.lab.letor_experiment import METHODS
 
 
 def test_every_experiment_reads_and_its_methods_exist() -> None:

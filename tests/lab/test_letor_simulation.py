@@ -1,20 +1,141 @@
-"""The experiment of Section 5.2, end to end in memory."""
+"""Simulated click logs: the documents, the log and its truth, and the folder they are written to."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from polars.testing import assert_frame_equal
+from pydantic import ValidationError
 
 from urank.errors import ConfigError
-from urank.lab.letor_simulation import Simulation, SimulationConfig, draw_candidates, simulate
+from urank.lab import letor_simulation
+from urank.lab.letor_simulation import (
+    LABEL_SHARES,
+    Simulation,
+    SimulationConfig,
+    draw_candidates,
+    generate_letor,
+    graded_labels,
+    simulate,
+    write_simulation,
+)
 from urank.lab.oracle import scale01
 from urank.log.splits import split_by_hash, stable_hash
+from urank.log.svmlight import Letor
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sesions": 3}, "Extra inputs are not permitted"),
+        ({"queries": 0}, "greater than or equal to 1"),
+        ({"positions": 0}, "greater than or equal to 1"),
+        ({"user": "robot"}, "Input should be 'item', 'query', 'pbm', 'cascade' or 'trust'"),
+        ({"scaling": "zscore"}, "Input should be 'minmax', 'log' or 'rank'"),
+        ({"eta": -1}, "greater than or equal to 0"),
+        ({"eta": float("nan")}, "finite number"),
+        ({"epsilon": 1.0}, "less than 1"),
+        ({"label_share": 0}, "greater than 0"),
+        ({"traffic": (1.0,)}, "traffic must have one share for each of 2 loggers"),
+        ({"traffic": (0.5, 0.6)}, "traffic must be shares above 0 that sum to 1"),
+        ({"traffic": (1.0, 0.0)}, "traffic must be shares above 0 that sum to 1"),
+        ({"randomise": "swap"}, "randomise and randomise_share must be given together"),
+        ({"randomise_share": 0.1}, "randomise and randomise_share must be given together"),
+        ({"values": (2.0, 1.0)}, "values must be a lowest value from 0 up and a highest"),
+        ({"values": (-1.0, 1.0)}, "values must be a lowest value from 0 up and a highest"),
+        ({"valid": 0.6, "test": 0.6}, "sum to at most 1"),
+        ({"seed": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_config_refuses_what_it_does_not_know(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SimulationConfig(**changes)
+
+
+def test_config_is_frozen_and_every_field_is_documented() -> None:
+    config = SimulationConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 1  # type: ignore[misc]
+    assert all(field.description for field in SimulationConfig.model_fields.values())
+    assert config.traffic_shares == (0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def documents() -> Letor:
+    return generate_letor(1500, features=30, min_items=5, max_items=25, rng=np.random.default_rng(3))
+
+
+def test_shapes_and_types(documents: Letor) -> None:
+    rows = len(documents.label)
+    assert documents.features.shape == (rows, 30)
+    assert documents.features.dtype == documents.label.dtype == np.float32
+    assert documents.query.dtype == documents.offsets.dtype == np.int64
+    assert np.isfinite(documents.features).all()
+    assert_array_equal(documents.query, np.repeat(np.arange(1500), np.diff(documents.offsets)))
+
+
+def test_list_lengths_vary_over_the_whole_range(documents: Letor) -> None:
+    assert set(np.diff(documents.offsets)) == set(range(5, 26))
+
+
+def test_label_shares_are_those_of_mslr(documents: Letor) -> None:
+    shares = np.bincount(documents.label.astype(int)) / len(documents.label)
+    assert_allclose(shares, LABEL_SHARES, atol=1 / len(documents.label) + 1e-9)
+
+
+def test_labels_follow_relevance() -> None:
+    relevance = np.random.default_rng(0).standard_normal(1000)
+    labels = graded_labels(relevance)
+    assert (np.diff(labels[np.argsort(relevance)]) >= 0).all()
+
+
+def test_features_are_of_three_kinds(documents: Letor) -> None:
+    heavy, counts, bounded = (documents.features[:, kind::3] for kind in range(3))
+    assert (heavy.max(axis=0) > 10 * np.median(heavy, axis=0)).all()
+    assert_array_equal(counts, np.round(counts))
+    assert ((bounded >= 0) & (bounded <= 1)).all()
+
+
+def test_one_feature_in_ten_belongs_to_the_query(documents: Letor) -> None:
+    starts = documents.offsets[:-1]
+    constant = np.array(
+        [(np.maximum.reduceat(f, starts) == np.minimum.reduceat(f, starts)).all() for f in documents.features.T]
+    )
+    assert np.flatnonzero(constant).tolist() == [9, 19, 29]
+
+
+def test_features_hang_together(documents: Letor) -> None:
+    correlation = np.corrcoef(np.log1p(documents.features.T))
+    np.fill_diagonal(correlation, 0)
+    assert (np.abs(correlation).max(axis=1) > 0.3).mean() > 0.8
+
+
+def test_the_generator_decides_everything() -> None:
+    first, again, other = (generate_letor(20, features=5, rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert_array_equal(first.features, again.features)
+    assert_array_equal(first.label, again.label)
+    assert len(first.label) != len(other.label) or not np.array_equal(first.features, other.features)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": 0}, "queries and features must be at least 1; got 0 and 30"),
+        ({"queries": 1, "min_items": 3, "max_items": 2}, "min_items must be from 1 to max_items; got 3 and 2"),
+    ],
+)
+def test_refuses_impossible_sizes(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate_letor(**arguments, rng=np.random.default_rng(0))
+
 
 SMALL: dict[str, Any] = {"queries": 60, "features": 6, "sessions": 5, "truth": "all"}
 LIST = ["query_id", "session_id"]
@@ -199,12 +320,6 @@ def test_same_seed_same_simulation_and_other_seed_another(plain: Simulation) -> 
     assert not run(seed=1).log.equals(plain.log)
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[str, float, float | None]] = []
-    simulate(SimulationConfig(**SMALL), progress=lambda *step: told.append(step))
-    assert told == [("simulate", n, 4) for n in range(5)]
-
-
 def letor_file(folder: Path, labels: list[int]) -> str:
     lines = [f"{y} qid:{7 + i // 4} 1:{i % 5} 2:{(i * 7) % 11} 3:0.5" for i, y in enumerate(labels)]
     path = folder / "letor.txt"
@@ -240,3 +355,100 @@ def test_labels_and_parameters_must_fit_together(tmp_path: Path) -> None:
         run(data=letor_file(tmp_path, [0, 1, 2000, 0]))
     with pytest.raises(ConfigError, match="denominator must be at least"):
         run(denominator=3)
+
+
+FILES = ["log.parquet", "simulation.toml", "truth/candidates.parquet", "truth/oracle.json"]
+
+
+def run_small(**changes: Any) -> Simulation:
+    return simulate(SimulationConfig(**{"queries": 40, "features": 5, "sessions": 3, "test": 0.3, **changes}))
+
+
+def write(simulation: Simulation, folder: Path, **options: Any) -> dict[str, bytes]:
+    write_simulation(simulation, folder, **options)
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def simulation() -> Simulation:
+    return run_small()
+
+
+def test_all_files_are_there_and_hold_what_was_simulated(simulation: Simulation, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "sim"
+    write_simulation(simulation, folder)
+    assert sorted(contents(folder)) == FILES
+    assert_frame_equal(pl.read_parquet(folder / "log.parquet"), simulation.log)
+    assert_frame_equal(pl.read_parquet(folder / "truth" / "candidates.parquet"), simulation.candidates)
+    assert pq.ParquetFile(folder / "log.parquet").metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"values": (1, 3), "randomise": "shuffle", "randomise_share": 0.2}, {"user": "cascade"}, {"scaling": "rank"}],
+)
+def test_same_seed_same_bytes(changes: dict[str, Any], tmp_path: Path) -> None:
+    first, again = (write(run_small(**changes), tmp_path / name) for name in ("a", "b"))
+    assert first == again
+    other = write(run_small(**changes, seed=1), tmp_path / "c")
+    assert {name for name in FILES if other[name] != first[name]} >= {"log.parquet", "simulation.toml"}
+
+
+def test_the_config_and_the_oracle_come_back(simulation: Simulation, tmp_path: Path) -> None:
+    folder = tmp_path / "sim"
+    write_simulation(simulation, folder)
+    assert SimulationConfig(**tomllib.loads((folder / "simulation.toml").read_text())) == simulation.config
+    truth = json.loads((folder / "truth" / "oracle.json").read_text())
+    assert truth["oracle"] == simulation.oracle.to_dict()
+    assert truth["oracle"]["label_max"] == 4
+    assert truth["oracle"]["denominator"] == 2**4 - 1
+    assert truth["oracle"]["positions"] == 10
+    assert simulation.bounds is not None
+    assert [truth["scaling"]["low"], truth["scaling"]["high"]] == simulation.bounds.tolist()
+
+
+def test_row_groups_are_bounded(simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letor_simulation, "ROW_GROUP_BYTES", simulation.log.estimated_size() // 3)
+    folder = tmp_path / "sim"
+    write_simulation(simulation, folder)
+    assert pq.ParquetFile(folder / "log.parquet").metadata.num_row_groups in (3, 4)
+    assert_frame_equal(pl.read_parquet(folder / "log.parquet"), simulation.log)
+
+
+def test_a_taken_folder_is_refused_unless_overwritten(simulation: Simulation, tmp_path: Path) -> None:
+    before = write(simulation, tmp_path / "sim")
+    other = run_small(seed=1)
+    with pytest.raises(ConfigError, match="sim exists already"):
+        write_simulation(other, tmp_path / "sim")
+    assert contents(tmp_path / "sim") == before
+    after = write(other, tmp_path / "sim", overwrite=True)
+    assert after["log.parquet"] != before["log.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["sim"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("no"), KeyboardInterrupt()])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_no_leftovers_after_a_failure(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, overwrite: bool
+) -> None:
+    before = write(simulation, tmp_path / "sim") if overwrite else {}
+    written: list[str] = []
+    real = letor_simulation._write_parquet
+
+    def fail_at_the_log(frame: pl.DataFrame, path: Path) -> None:
+        if path.name == "log.parquet":
+            raise error
+        real(frame, path)
+        written.append(path.name)
+
+    monkeypatch.setattr(letor_simulation, "_write_parquet", fail_at_the_log)
+    expected = ConfigError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected):
+        write_simulation(simulation, tmp_path / "sim", overwrite=overwrite)
+    assert written == ["candidates.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == (["sim"] if overwrite else [])
+    assert contents(tmp_path / "sim") == before

@@ -1,4 +1,4 @@
-"""One seed of the app store: what learners get, what judges them, and that the judge is right about the truth."""
+"""One seed of the app store: the data of learners, the metrics, and that these are right about the truth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from lab.tiny import MARKET, TINY, config
 from urank.errors import DataError
-from urank.lab.appstore_experiment import STORE_METHODS, Orders, StoreTrial, judged_visits, run_store_step
-from urank.lab.results import STORE_METRICS, Reproduction, store_metrics
-from urank.lab.runner import SeedRun
+from urank.lab.appstore_experiment import STORE_METHODS, STORE_STEPS, Orders, StoreTrial, visit_metrics
+from urank.lab.experiment_results import STORE_METRICS, Reproduction, store_metrics
 from urank.log.dataset import Dataset
 from urank.progress import silent
 
@@ -32,7 +31,7 @@ def visits_of(dataset: Dataset) -> set[str]:
     return {visit for block in blocks for visit in block.lists["query_id"].to_pylist()}
 
 
-# --- what judges a method ------------------------------------------------------------------------------------------
+# --- what judges a method ---------------------------------------------------------------------------------------------
 
 
 def test_judged_by_arithmetic() -> None:
@@ -48,7 +47,7 @@ def test_judged_by_arithmetic() -> None:
             "table": table,
         }
     )
-    found = judged_visits(test, np.array(Q), fixed([1, 2, 3, 4, 2, 1]), fixed([4, 3, 2, 1, 1, 2]))
+    found = visit_metrics(test, np.array(Q), fixed([1, 2, 3, 4, 2, 1]), fixed([4, 3, 2, 1, 1, 2]))
     assert found.columns == ["query_id", *(name + end for name in STORE_METRICS for end in ("", " true"))]
     assert found["query_id"].to_list() == ["a", "b"]
     a, b = found.rows(named=True)
@@ -81,7 +80,7 @@ def test_each_cutoff_may_have_an_order_of_its_own() -> None:
         asked.append(cutoff)
         return np.array([1, 2] if cutoff == 1 else [2, 1])
 
-    found = judged_visits(test, np.array([[1, 0.5], [1, 0.25]]), orders, fixed([1, 2])).row(0, named=True)
+    found = visit_metrics(test, np.array([[1, 0.5], [1, 0.25]]), orders, fixed([1, 2])).row(0, named=True)
     assert sorted(asked) == sorted(store_metrics("#click", 2).values()) == [1, 2, 2, 2]
     assert found["#click@1"] == 1 / 1  # the first item, where it was
     assert found["#click@3"] == found["#click"] == 0.5 / 1 + 1 / 0.25
@@ -100,8 +99,9 @@ def again(trial: StoreTrial, key: str) -> pl.DataFrame:
     shown = trial.test.with_columns(pl.col("position").cast(pl.Int64), known=named, row=pl.int_range(pl.len()))
     shown = shown.join(known.rename({"Q": "before"}), on=["known", "position"], maintain_order="left")
     told = trial.test.select("query_id").unique(maintain_order=True)
+    trained = STORE_METHODS[key].train(trial, silent)
     for scenario, bids in (("#click", False), ("Revenue", True)):
-        orders = STORE_METHODS[key].make(trial, bids, silent)
+        orders = trained[bids]
         for metric, cutoff in store_metrics(scenario, K).items():
             placed = shown.with_columns(position=pl.Series(orders(cutoff))).filter(pl.col("position") <= cutoff)
             placed = placed.join(known, on=["known", "position"])
@@ -114,14 +114,14 @@ def again(trial: StoreTrial, key: str) -> pl.DataFrame:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_results_of_a_run_by_joins_and_sums(everything: tuple[Reproduction, Path], seed: int) -> None:
-    folder = everything[1] / f"seed-{seed}"
-    trial = SeedRun(folder, config("table3").seeded(seed)).store
+    trial = StoreTrial(everything[1] / f"seed-{seed}" / "store", config("table3").seeded(seed).store)
     assert set(trial.test["category"]) - set(trial.propensity.curves), "the overall curve is not used"
     kept = ("store-logged", "store-deepfm", "store-match", "store-match-cutoff", "store-ctr1-truth", "store-km")
     for key in kept:  # those whose models were kept
-        found, expected = pl.read_parquet(trial.path(key)), again(trial, key)
+        found, expected = pl.read_parquet(trial.folder / STORE_STEPS[key].output), again(trial, key)
         assert found.columns == [*expected.columns, "seconds"]
         assert found["query_id"].equals(expected["query_id"])
         assert found.height == VISITS
@@ -129,6 +129,7 @@ def test_results_of_a_run_by_joins_and_sums(everything: tuple[Reproduction, Path
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=f"{key} {name}")
 
 
+@pytest.mark.slow
 def test_as_logged_counts_what_was_downloaded(everything: tuple[Reproduction, Path]) -> None:
     """Nothing is carried anywhere: the debiased downloads are those of the log."""
     folder = everything[1] / "seed-0" / "store"
@@ -139,6 +140,7 @@ def test_as_logged_counts_what_was_downloaded(everything: tuple[Reproduction, Pa
         assert found.join(counted, on="query_id").select((pl.col(metric) - pl.col("click")).abs().max()).item() < 1e-9
 
 
+@pytest.mark.slow
 def test_no_order_is_truly_better_than_the_oracle_made_for_it(everything: tuple[Reproduction, Path]) -> None:
     results = pl.read_parquet(everything[1] / "store-results.parquet")
     bests = {"#click true": "store-km", "Revenue true": "store-km"}
@@ -156,12 +158,12 @@ def test_debiased_is_true_on_average(store: StoreTrial) -> None:
     rng = np.random.default_rng(0)
     at = store.test["position"].to_numpy() - 1
     chance = store.table[np.arange(len(at)), at]
-    orders = [STORE_METHODS["store-km"].make(store, bids, silent) for bids in (False, True)]
+    orders = STORE_METHODS["store-km"].train(store, silent)
 
     def drawn(examination: NDArray[np.float64]) -> pl.DataFrame:
         """The mean over visits, a row for each time."""
         clicks = (pl.Series("click", (rng.random(len(at)) < chance).astype(np.int8)) for _ in range(400))
-        judged = (judged_visits(store.test.with_columns(each), examination, *orders) for each in clicks)
+        judged = (visit_metrics(store.test.with_columns(each), examination, *orders) for each in clicks)
         return pl.concat(each.drop("query_id").mean() for each in judged)
 
     def errors(means: pl.DataFrame, metric: str) -> float:
@@ -177,7 +179,7 @@ def test_debiased_is_true_on_average(store: StoreTrial) -> None:
     assert errors(drawn(np.ones_like(store.table)), "#click") > 8
 
 
-# --- what a learner gets -------------------------------------------------------------------------------------------
+# --- what a learner gets ----------------------------------------------------------------------------------------------
 
 FEATURES = {"device", "region", "category", "app", "downloads", "thumbnail"}
 FEATURES |= {f"{kind}_{number}" for kind in ("taste", "genre") for number in (1, 2, 3, 4)}
@@ -245,9 +247,10 @@ def test_the_truth_reaches_no_learner(store: StoreTrial, tmp_path: Path, method:
     store.test.with_columns(**lies).write_parquet(fooled.folder / "test.parquet")
     for step in STORE_METHODS[method].needs:
         for each in (honest, fooled):
-            run_store_step(each, step, silent)
-    for bids in (False, True):
-        one, other = (STORE_METHODS[method].make(each, bids, silent)(K) for each in (honest, fooled))
+            STORE_STEPS[step].run(each, silent)
+    for one, other in zip(
+        *([orders(K) for orders in STORE_METHODS[method].train(each, silent)] for each in (honest, fooled)), strict=True
+    ):
         assert np.array_equal(one, other)
         assert np.array_equal(np.sort(one.reshape(-1, K), axis=1), np.tile(np.arange(1, K + 1), (VISITS, 1)))
 
@@ -255,13 +258,13 @@ def test_the_truth_reaches_no_learner(store: StoreTrial, tmp_path: Path, method:
 def test_with_bids_an_order_is_for_what_downloads_are_worth(store: StoreTrial) -> None:
     for bids in (False, True):
         first = store.table[:, 0] * (store.test["value"].to_numpy() if bids else 1.0)
-        order = STORE_METHODS["store-ctr1-truth"].make(store, bids, silent)(K)
+        order = STORE_METHODS["store-ctr1-truth"].train(store, silent)[bids](K)
         assert np.allclose(first[order == 1], first.reshape(-1, K).max(axis=1))
-    one, other = (STORE_METHODS["store-km"].make(store, bids, silent)(K) for bids in (False, True))
+    one, other = (orders(K) for orders in STORE_METHODS["store-km"].train(store, silent))
     assert not np.array_equal(one, other)
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_makes_the_same_data(store: StoreTrial, tmp_path: Path) -> None:
@@ -286,16 +289,3 @@ def test_too_little_random_traffic_is_refused_before_anything_is_trained(store: 
         [tmp_path / "seed-0"],
         [tmp_path / "seed-0", tmp_path / "seed-0" / "store"],
     )
-
-
-def test_a_result_has_a_row_for_each_visit(store: StoreTrial, tmp_path: Path) -> None:
-    own = StoreTrial(tmp_path / "seed-0", store.config)
-    shutil.copytree(store.folder, own.folder)
-    own.write_result(
-        "store-logged", fixed(own.test["position"].to_numpy()), fixed(own.test["position"].to_numpy()), 2.5
-    )
-    found = pl.read_parquet(own.folder / "results" / "store-logged.parquet")
-    assert found["query_id"].to_list() == own.test["query_id"].unique(maintain_order=True).to_list()
-    assert found["seconds"].unique().to_list() == [2.5]
-    assert own.has("store-logged")
-    assert not own.has("store-km")

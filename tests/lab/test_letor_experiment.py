@@ -1,9 +1,8 @@
-"""One seed: what learners get, what judges them, and that the truth goes to the judge alone."""
+"""One seed on simulated clicks: the data of learners, the metrics, and that no learner sees the truth."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from math import log2
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import polars as pl
 import pytest
 
 from lab.tiny import TINY, config
-from urank.lab.letor_experiment import Trial, judged, run_step
+from urank.lab.experiment_results import METRICS
+from urank.lab.letor_experiment import STEPS, LetorTrial, list_metrics
 from urank.lab.letor_simulation import simulate
-from urank.lab.results import METRICS
 from urank.lab.truth import read_truth, true_table
 from urank.log.dataset import Dataset
 from urank.log.splits import SPLITS, split_by_hash, stable_hash
@@ -30,7 +29,7 @@ def rows_of(dataset: Dataset, split: str) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-# --- what judges a method ------------------------------------------------------------------------------------------
+# --- what judges a method ---------------------------------------------------------------------------------------------
 
 
 def test_judged_by_arithmetic() -> None:
@@ -43,7 +42,7 @@ def test_judged_by_arithmetic() -> None:
             "table": [[0.5, 0.25], [0.3, 0.1], [0.4, 0.2], [0.125, 0.0625]],
         }
     )
-    found = judged(candidates, np.array([2, 1, 3, 1]))
+    found = list_metrics(candidates, np.array([2, 1, 3, 1]))
     assert found.columns == ["query_id", "item_id", "position", *METRICS]
     assert found["query_id"].to_list() == ["a", "b"]
     assert found["item_id"].to_list() == [["a1", "a2", "a3"], ["b1"]]
@@ -58,10 +57,10 @@ def test_judged_by_arithmetic() -> None:
     assert np.isnan([b["MAP"], b["nDCG@10"]]).all()
 
 
-# --- what a learner gets -------------------------------------------------------------------------------------------
+# --- what a learner gets ----------------------------------------------------------------------------------------------
 
 
-def test_a_learner_sees_features_and_clicks_alone(trial: Trial) -> None:
+def test_a_learner_sees_features_and_clicks_alone(trial: LetorTrial) -> None:
     for dataset in (trial.dataset, trial.swaps):
         assert dataset.features == [f"f{number}" for number in range(1, 9)]
         assert not any(dataset.has(name) for name in ("relevance", "propensity", "table"))
@@ -76,7 +75,7 @@ def test_a_learner_sees_features_and_clicks_alone(trial: Trial) -> None:
     assert trial.swaps.has("ranked_position")
 
 
-def test_the_swaps_are_of_the_same_users_and_documents(trial: Trial) -> None:
+def test_the_swaps_are_of_the_same_users_and_documents(trial: LetorTrial) -> None:
     key = ["item_id", *trial.dataset.features]
     everything = {}
     for name, dataset in (("log", trial.dataset), ("swaps", trial.swaps)):
@@ -88,14 +87,7 @@ def test_the_swaps_are_of_the_same_users_and_documents(trial: Trial) -> None:
     assert len(swapped) == len(trial.candidates)
 
 
-def test_swaps_have_as_many_sessions_as_asked(trial: Trial) -> None:
-    simulation = trial.config.simulation
-    for dataset, sessions in ((trial.dataset, simulation.sessions), (trial.swaps, trial.config.swap_sessions)):
-        blocks = [block for split in SPLITS for block in dataset.blocks(split, ["position"])]
-        assert sum(len(block.offsets) - 1 for block in blocks) == sessions * simulation.queries
-
-
-def test_ground_truth_is_examination_not_clicks(trial: Trial) -> None:
+def test_ground_truth_is_examination_not_clicks(trial: LetorTrial) -> None:
     """P(o = 1 | k, x) = 1 / k^max(w·x + 1, 0) (Section 5.2): 1 at the top, whatever the relevance."""
     oracle = simulate(trial.config.simulation).oracle
     for block in trial.dataset.blocks("train", ["item_id", "position"]):
@@ -106,10 +98,10 @@ def test_ground_truth_is_examination_not_clicks(trial: Trial) -> None:
         assert exponent[:, 0].std() > 0.01  # … and not the same for all
 
 
-# --- the candidates ------------------------------------------------------------------------------------------------
+# --- the candidates ---------------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_the_test_split(trial: Trial) -> None:
+def test_candidates_are_the_test_split(trial: LetorTrial) -> None:
     shares = {"valid": trial.config.simulation.valid, "test": trial.config.simulation.test}
     split = split_by_hash(stable_hash(trial.candidates["query_id"]), **shares)
     assert (split == SPLITS.index("test")).all()
@@ -122,7 +114,7 @@ def test_candidates_are_the_test_split(trial: Trial) -> None:
     assert trial.candidates["query_id"].rle_id().max() + 1 == trial.candidates["query_id"].n_unique()
 
 
-def test_the_order_of_candidates_tells_nothing(trial: Trial) -> None:
+def test_the_order_of_candidates_tells_nothing(trial: LetorTrial) -> None:
     """Neither that of the data nor that of the log: what breaks ties is chance."""
     mine = trial.candidates.group_by("query_id", maintain_order=True).agg("item_id", "relevance")
     made = trial.truth.group_by("query_id").agg(made="item_id")
@@ -137,7 +129,7 @@ def test_the_order_of_candidates_tells_nothing(trial: Trial) -> None:
         assert abs(np.corrcoef(joined["place"], joined[other])[0, 1]) < 4 / len(joined) ** 0.5
 
 
-def test_a_policy_is_given_no_truth(trial: Trial) -> None:
+def test_a_policy_is_given_no_truth(trial: LetorTrial) -> None:
     block = trial.block
     assert block.items.column_names == ["query_id", "item_id", *trial.dataset.features]
     assert block.lists.column_names == ["query_id"]
@@ -146,9 +138,9 @@ def test_a_policy_is_given_no_truth(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("method", ["svm-none", "lambdarank-none", "dla", "urank", "urank-match"])
-def test_the_truth_reaches_no_learner(trial: Trial, tmp_path: Path, method: str) -> None:
+def test_the_truth_reaches_no_learner(trial: LetorTrial, tmp_path: Path, method: str) -> None:
     """Other labels and other click tables, in the test and in the simulation: the same positions, other metrics."""
-    honest, fooled = (Trial(tmp_path / name, trial.config) for name in ("honest", "fooled"))
+    honest, fooled = (LetorTrial(tmp_path / name, trial.config) for name in ("honest", "fooled"))
     for each in (honest, fooled):
         shutil.copytree(trial.folder, each.folder)
     for path in (fooled.folder / "candidates.parquet", fooled.folder / "data/simulation/truth/candidates.parquet"):
@@ -157,38 +149,24 @@ def test_the_truth_reaches_no_learner(trial: Trial, tmp_path: Path, method: str)
         truth.with_columns(**lies).write_parquet(path)
     for each in (honest, fooled):
         for step in ("clicks", method) if method.startswith("urank") else (method,):
-            run_step(each, step, silent)
-    one, other = (pl.read_parquet(each.path(method)) for each in (honest, fooled))
+            STEPS[step].run(each, silent)
+    one, other = (pl.read_parquet(each.folder / STEPS[method].output) for each in (honest, fooled))
     assert one.select(NAMES).equals(other.select(NAMES))
     assert not np.allclose(one["#Click"], other["#Click"])
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_makes_the_same_data(trial: Trial, tmp_path: Path) -> None:
-    again = Trial(tmp_path / "again", trial.config)
+def test_the_same_seed_makes_the_same_data(trial: LetorTrial, tmp_path: Path) -> None:
+    again = LetorTrial(tmp_path / "again", trial.config)
     again.make_data(silent)
     assert again.candidates.equals(trial.candidates)
     for split in SPLITS:
         assert rows_of(again.dataset, split).equals(rows_of(trial.dataset, split))
-    other = Trial(tmp_path / "other", trial.config.seeded(1))
+    other = LetorTrial(tmp_path / "other", trial.config.seeded(1))
     other.make_data(silent)
     assert not other.candidates["f1"].equals(trial.candidates["f1"])
-
-
-def test_sweep_keeps_states_and_clean_keeps_results(tmp_path: Path, trial: Trial) -> None:
-    own = replace(trial, folder=tmp_path / "seed-0")
-    for name in ("data/prepared", ".data.x1y2", ".clicks", ".clicks.x1y2", "clicks", "results"):
-        (own.folder / name).mkdir(parents=True)
-    for name in ("candidates.parquet", ".candidates.parquet.x1y2", "results/km.parquet", "results/.km.parquet.x1y2"):
-        (own.folder / name).touch()
-    own.sweep()
-    left = {"data", "data/prepared", ".clicks", "clicks", "results", "candidates.parquet", "results/km.parquet"}
-    assert {str(path.relative_to(own.folder)) for path in own.folder.rglob("*")} == left
-    own.clean()
-    left -= {"data", "data/prepared", ".clicks"}
-    assert {str(path.relative_to(own.folder)) for path in own.folder.rglob("*")} == left
 
 
 def test_sessions_of_given_documents(tmp_path: Path) -> None:
@@ -196,7 +174,7 @@ def test_sessions_of_given_documents(tmp_path: Path) -> None:
     letor = tmp_path / "data.txt"
     letor.write_text("".join(f"{i % 3} qid:{q} 1:0.{i} 2:0.{q}\n" for q in range(1, 5) for i in range(10)))
     sizes = {key: value for key, value in TINY["simulation"].items() if key != "sessions"}
-    given = Trial(tmp_path / "a", config(simulation={**sizes, "data": str(letor)}).seeded(2))
+    given = LetorTrial(tmp_path / "a", config(simulation={**sizes, "data": str(letor)}).seeded(2))
     assert given._simulation().sessions == min(200, 100_000 // 4)
-    asked = Trial(tmp_path / "a", config(simulation={**sizes, "data": str(letor), "sessions": 3}).seeded(2))
+    asked = LetorTrial(tmp_path / "a", config(simulation={**sizes, "data": str(letor), "sessions": 3}).seeded(2))
     assert asked._simulation().sessions == 3

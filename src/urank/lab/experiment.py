@@ -1,0 +1,192 @@
+"""What the paper's experiments share: trials, steps, and the methods that a trial compares.
+
+A trial is one seed of an experiment and owns a folder. Its steps (data, click models, propensities, and one step per
+method) each leave one output in that folder, which appears by rename when it is complete. An experiment is therefore a
+graph of steps that can resume after a crash.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.lab.experiment_results import MethodKind
+from urank.lab.experiment_settings import ExperimentConfig, StoreConfig
+from urank.learning.features import Featurizer
+from urank.log.dataset import Block, Dataset
+from urank.log.ragged import offsets_of_runs
+from urank.model_io import save_model
+from urank.progress import Report
+from urank.propensity.examination import Propensity
+from urank.ranking.baselines import Baseline, fit_baseline
+from urank.ranking.policies import ScorerPolicy
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.urank_config import UrankConfig
+from urank.ranking.urank_trees import TreesConfig
+from urank.storage import new_file
+
+__all__ = [
+    "ComparedMethod",
+    "ExperimentStep",
+    "Trial",
+    "as_block",
+    "baseline_policy",
+    "keep_click_model",
+    "method_steps",
+    "query_offsets",
+    "table_array",
+]
+
+T = TypeVar("T", bound="Trial[Any]")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Trial(ABC, Generic[R]):
+    """One seed of an experiment. `R` is the type of a trained method.
+
+    Attributes:
+        folder: holds `data/`, the outputs that methods share, and `results/`.
+    """
+
+    folder: Path
+
+    @abstractmethod
+    def judge(self, trained: R) -> pl.DataFrame:
+        """Compute the metrics of a trained method, a row for each test query."""
+
+    def sweep(self) -> None:
+        """Remove partial outputs of an interrupted run; training checkpoints stay."""
+        for path in (*self.folder.glob(".*.*"), *self.folder.glob("results/.*.*")):
+            _remove(path)
+
+    def clean(self) -> None:
+        """Remove the training data and the checkpoints."""
+        for path in (self.folder / "data", *self.folder.glob(".*")):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class ExperimentStep(Generic[T]):
+    """A unit of work of a trial.
+
+    Attributes:
+        run: produces the output.
+        output: path in the trial's folder; the step is done if it exists.
+        needs: names of the steps that come before.
+        cost: approximate duration, relative to other steps.
+    """
+
+    run: Callable[[T, Report], None]
+    output: str
+    needs: tuple[str, ...] = ()
+    cost: float = 1.0
+
+
+@dataclass(frozen=True)
+class ComparedMethod(Generic[T, R]):
+    """A row of a table.
+
+    Attributes:
+        name: label in the table.
+        kind: baseline, oracle or ours.
+        train: returns the trained method.
+        needs: names of the steps that come before, besides the data.
+        cost: approximate duration, relative to other steps.
+    """
+
+    name: str
+    kind: MethodKind
+    train: Callable[[T, Report], R]
+    needs: tuple[str, ...] = ()
+    cost: float = 2.0
+
+
+def method_steps(methods: Mapping[str, ComparedMethod[T, R]], data: str) -> dict[str, ExperimentStep[T]]:
+    """Return a step for each method: train and judge it, and store its results.
+
+    Args:
+        methods: key -> method.
+        data: name of the step that makes the data.
+    """
+
+    def run(key: str) -> Callable[[T, Report], None]:
+        def train_and_judge(trial: T, report: Report) -> None:
+            started = time.perf_counter()
+            trained = methods[key].train(trial, report)
+            seconds = time.perf_counter() - started
+            with new_file(trial.folder / "results" / f"{key}.parquet") as working:
+                trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
+
+        return train_and_judge
+
+    return {
+        key: ExperimentStep(run(key), f"results/{key}.parquet", (data, *method.needs), method.cost)
+        for key, method in methods.items()
+    }
+
+
+def keep_click_model(dataset: Dataset, config: ClickConfig, path: Path, report: Report) -> None:
+    """Train a click model and save it to `path`; interrupted training resumes from the checkpoint next to it."""
+    found = fit_clicks(dataset, config, reference=False, checkpoints=path.parent / f".{path.name}", report=report)
+    save_model(RankingModel(found.model), UrankConfig(ranker="none", clicks=config), path, onnx=False)
+
+
+def baseline_policy(
+    ranker: Baseline,
+    dataset: Dataset,
+    featurizer: Featurizer,
+    config: ExperimentConfig | StoreConfig,
+    *,
+    trees: TreesConfig | None = None,
+    propensity: Propensity | None = None,
+    report: Report,
+) -> ScorerPolicy:
+    """Train a baseline with the settings of an experiment."""
+    scorer, _ = fit_baseline(
+        ranker,
+        dataset,
+        featurizer,
+        config=config.baseline,
+        scorer=config.scorer,
+        svm=config.svm,
+        trees=trees or TreesConfig(),
+        propensity=propensity,
+        report=report,
+    )
+    return ScorerPolicy(ranker, featurizer, scorer)
+
+
+def query_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
+    """Return `[Q + 1]` offsets of the queries of a frame, whose rows are grouped by `query_id`."""
+    return offsets_of_runs(frame["query_id"].rle_id().to_numpy())
+
+
+def as_block(frame: pl.DataFrame) -> Block:
+    """Return a frame, whose rows are grouped by `query_id`, as policies take it."""
+    offsets = query_offsets(frame)
+    queries = pa.table({"query_id": frame["query_id"].gather(offsets[:-1]).to_arrow()})
+    return Block(queries, frame.to_arrow(), offsets)
+
+
+def table_array(frame: pl.DataFrame) -> NDArray[np.float64]:
+    """Return the list column `table` as an array `[rows, K]`."""
+    return frame["table"].explode().to_numpy().reshape(frame.height, -1).astype(np.float64)

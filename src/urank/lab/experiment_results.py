@@ -1,0 +1,262 @@
+"""Results of the paper's experiments, and the figures that the paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
+from math import nan
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urank.config import read_toml, to_jsonable
+from urank.errors import ConfigError
+
+__all__ = [
+    "DATASETS",
+    "METRICS",
+    "STORE_METRICS",
+    "ArchitectureRow",
+    "Claim",
+    "Difference",
+    "ListExample",
+    "MethodKind",
+    "MethodRow",
+    "PositionCurve",
+    "Reproduction",
+    "StoreRow",
+    "dataset_name",
+    "published_architectures",
+    "published_metrics",
+    "published_store",
+    "store_metrics",
+]
+
+METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
+"""The metrics of Table 1."""
+
+STORE_METRICS = tuple(f"{name}{at}" for name in ("#click", "Revenue") for at in ("", "@1", "@3", "@5"))
+"""The metrics of Table 3: downloads and revenue, over all positions and over the first ones."""
+
+MethodKind = Literal["baseline", "oracle", "ours"]
+"""`oracle` rows use information that no log contains; they are in italics and are not compared, as in the paper."""
+
+
+def store_metrics(name: str, positions: int) -> dict[str, int]:
+    """Map each metric of one scenario to the number of positions that it counts.
+
+    >>> store_metrics("#click", 10)
+    {'#click': 10, '#click@1': 1, '#click@3': 3, '#click@5': 5}
+    """
+    return {name: positions} | {f"{name}@{cutoff}": min(cutoff, positions) for cutoff in (1, 3, 5)}
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A row of Table 1.
+
+    Attributes:
+        key: identifier such as `lambdarank-cpbm`.
+        name: label in the table.
+        kind: baseline, oracle, or ours.
+        mean: metric -> mean over seeds of the mean over test queries.
+        deviation: metric -> standard deviation over seeds; NaN with one seed.
+        p_value: metric -> for rows of ours, the largest Holm-corrected p-value of the paired t-tests against all
+            baselines, on queries averaged over seeds; 1 if a baseline is better. Empty for other rows.
+        published: metric -> the paper's figure, if the data is the paper's.
+        seconds: training time, averaged over seeds.
+    """
+
+    key: str
+    name: str
+    kind: MethodKind
+    mean: Mapping[str, float]
+    deviation: Mapping[str, float]
+    p_value: Mapping[str, float] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = nan
+
+    def significant(self, metric: str) -> bool:
+        """Return whether the row gets the star of Table 1."""
+        return self.p_value.get(metric, 1.0) < 0.05
+
+
+@dataclass(frozen=True)
+class StoreRow(MethodRow):
+    """A row of Table 3: metrics per visit, debiased as in the paper, and their true values.
+
+    The p-values are of paired t-tests on visits, the published figures of another store, and `seconds` covers both
+    scenarios.
+
+    Attributes:
+        true: metric -> true mean.
+        true_deviation: metric -> standard deviation of the true mean over seeds.
+        true_p_value: metric -> as `p_value`, of the true metrics.
+    """
+
+    true: Mapping[str, float] = field(default_factory=dict)
+    true_deviation: Mapping[str, float] = field(default_factory=dict)
+    true_p_value: Mapping[str, float] = field(default_factory=dict)
+
+    def by_truth(self) -> MethodRow:
+        """Return the row with the true metrics in place of the debiased ones."""
+        return MethodRow(self.key, self.name, self.kind, self.true, self.true_deviation, self.true_p_value)
+
+
+@dataclass(frozen=True)
+class ArchitectureRow:
+    """A row of Table 2: AUC of a click-model architecture by split, and #Click and CTR of U-rank on it."""
+
+    name: str
+    train: float
+    test: float
+    valid: float
+    clicks: float
+    ctr: float
+    deviation: Mapping[str, float]
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper and whether it holds here.
+
+    Attributes:
+        text: the claim.
+        holds: None if this run cannot decide it.
+        figures: the evidence, in words.
+    """
+
+    text: str
+    holds: bool | None
+    figures: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The effect of one change: #Click of a method before and after it, and the p-value of the paired t-test."""
+
+    text: str
+    before: str
+    after: str
+    clicks_before: float
+    clicks_after: float
+    p_value: float
+
+
+@dataclass(frozen=True, eq=False)
+class PositionCurve:
+    """A line of Figure 4: the mean true click probability `[K]` at each position, and its deviation over seeds."""
+
+    name: str
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ListExample:
+    """Figure 3: one query, its true table `[n, K]`, labels `[n]`, and each item's position `[n]` by method."""
+
+    query: str
+    items: Sequence[str]
+    label: NDArray[np.float64]
+    table: NDArray[np.float64]
+    positions: Mapping[str, NDArray[np.int64]]
+    clicks: Mapping[str, float]
+    ndcg: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """Results of one run of `urank reproduce`; experiments that were not requested are empty.
+
+    Attributes:
+        what: the requested experiments.
+        data: description of the documents.
+        seeds: number of seeds.
+        queries: test queries of all seeds (Section 5).
+        rows, claims: Table 1 and Section 5.4.
+        architectures, architecture_claims: Table 2.
+        curves, curve_claims: Figure 4.
+        example: Figure 3.
+        differences: the effect of each deviation from the paper.
+        store, store_claims: Table 3 and Section 6.1.
+        visits: test visits of all seeds (Section 6.1).
+        settings: as TOML.
+        versions: library -> version.
+        seconds: total training time.
+    """
+
+    what: Sequence[str]
+    data: str
+    seeds: int
+    queries: int = 0
+    rows: Sequence[MethodRow] = ()
+    claims: Sequence[Claim] = ()
+    architectures: Sequence[ArchitectureRow] = ()
+    architecture_claims: Sequence[Claim] = ()
+    curves: Sequence[PositionCurve] = ()
+    curve_claims: Sequence[Claim] = ()
+    example: ListExample | None = None
+    differences: Sequence[Difference] = ()
+    store: Sequence[StoreRow] = ()
+    store_claims: Sequence[Claim] = ()
+    visits: int = 0
+    settings: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict; unknown values are null."""
+        found: dict[str, Any] = to_jsonable(asdict(self))
+        del found["settings"]
+        return found
+
+
+DATASETS = ("yahoo", "mslr-web10k", "istella-s")
+
+
+def dataset_name(dataset: str) -> str:
+    """Return the paper's name of a data set."""
+    return str(_published(dataset)["name"])
+
+
+def published_metrics(dataset: str) -> dict[str, dict[str, float]]:
+    """Return method -> metric -> the figure of Table 1; empty if the data is not the paper's.
+
+    >>> published_metrics("yahoo")["urank-paper"]["#Click"]
+    0.618
+    """
+    found = _published(dataset) if dataset else {}
+    return {key: dict(zip(METRICS, row, strict=True)) for key, row in found.items() if isinstance(row, list)}
+
+
+def published_architectures(dataset: str) -> dict[str, dict[str, float]]:
+    """Return method -> column -> the figure of Table 2, which the paper prints for MSLR-WEB10K only."""
+    found = _published(dataset).get("architectures", {}) if dataset else {}
+    columns = ("train", "test", "valid", "#Click", "CTR")
+    return {key: dict(zip(columns, row, strict=True)) for key, row in found.items()}
+
+
+def published_store() -> dict[str, dict[str, float]]:
+    """Return method -> metric -> the figure of Table 3, of the paper's app store.
+
+    >>> published_store()["store-urank"]["Revenue@1"]
+    1.264
+    """
+    return {key: dict(zip(STORE_METRICS, row, strict=True)) for key, row in _published_tables()["store"].items()}
+
+
+@cache
+def _published_tables() -> dict[str, Any]:
+    return read_toml(str(files("urank.lab").joinpath("published.toml")))
+
+
+def _published(dataset: str) -> dict[str, Any]:
+    if dataset not in DATASETS:
+        raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{dataset}'")
+    found: dict[str, Any] = _published_tables()[dataset]
+    return found
