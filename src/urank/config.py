@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from urank.errors import ConfigError
 
-__all__ = ["Settings", "deep_merge", "read_toml", "to_jsonable", "validate"]
-
 
 def to_jsonable(value: Any) -> Any:
     """Convert nested values for JSON: keys to text, arrays and tuples to lists, NaN and infinity to None.

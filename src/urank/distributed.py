@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "all_gather",
-    "all_gather_bytes",
-    "all_reduce_sum",
-    "broadcast",
-    "broadcast_bytes",
-    "rank",
-    "share",
-    "single_process",
-    "size",
-]
 
 _SINGLE: ContextVar[bool] = ContextVar("urank_single_process", default=False)
 

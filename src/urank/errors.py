@@ -6,8 +6,6 @@ The command line prints it without a traceback and exits with code 2.
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "TooFewError", "UrankError"]
-
 
 class UrankError(Exception):
     """Base class of every error that urank raises on purpose."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from urank.errors import ConfigError
 
-__all__ = ["DEFAULT_MEMORY", "Memory"]
-
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(_UNITS)})\s*")
 _MIN_BYTES = 2 * 10**9

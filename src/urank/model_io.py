@@ -36,8 +36,6 @@ from urank.ranking.urank_network import NetworkScorer, RankerConfig, ScoreNetwor
 from urank.ranking.urank_trees import TreesScorer
 from urank.storage import new_folder
 
-__all__ = ["FORMAT", "MANIFEST_VERSION", "load_model", "read_manifest", "save_model"]
-
 MANIFEST_VERSION = 2
 FORMAT = "urank model"
 

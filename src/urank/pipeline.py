@@ -64,27 +64,6 @@ from urank.report.evaluation_report import ReferenceValues
 from urank.report.run_report import write_run
 from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
-__all__ = [
-    "Compare",
-    "ModelFit",
-    "Review",
-    "Run",
-    "Training",
-    "URank",
-    "click_model_quality",
-    "evaluate",
-    "fit_and_save",
-    "fit_model",
-    "guard_levels",
-    "named_policies",
-    "policies_of",
-    "policies_to_evaluate",
-    "policy_to_guard",
-    "prepared",
-    "run",
-    "train",
-]
-
 TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 

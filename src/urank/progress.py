@@ -24,8 +24,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Report", "bars", "prefetch", "silent"]
-
 T = TypeVar("T")
 
 

@@ -21,21 +21,6 @@ import pyarrow.parquet as pq
 
 from urank.errors import ConfigError
 
-__all__ = [
-    "absolute",
-    "check_target",
-    "glob_files",
-    "is_path",
-    "is_remote",
-    "is_within",
-    "new_file",
-    "new_folder",
-    "open_parquet",
-    "parquet_writer",
-    "remove_folder",
-    "to_path",
-]
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 # How urank recognises its own folders: by the format or the keys of their marker file.

@@ -41,19 +41,6 @@ from urank.abtest.exposures import Exposures
 from urank.abtest.metrics import Metric, cumulative, first_earned
 from urank.errors import ConfigError
 
-__all__ = [
-    "ENOUGH_EARNERS",
-    "ENOUGH_USERS",
-    "Look",
-    "RunningTotals",
-    "always_p",
-    "log_lift",
-    "looks",
-    "mixture_tau",
-    "multiplier",
-    "running_totals",
-]
-
 ENOUGH_USERS, ENOUGH_EARNERS = 50, 10
 """Users, and users with a positive numerator, that each arm needs before estimates are approximately normal."""
 

@@ -34,22 +34,6 @@ from urank.errors import ConfigError, DataError
 from urank.evaluation.intervals import holm
 from urank.progress import Report, silent
 
-__all__ = [
-    "Analysis",
-    "ArmTotals",
-    "Cuped",
-    "DayEffect",
-    "IntervalKind",
-    "Result",
-    "SampleRatio",
-    "SplitCheck",
-    "analyse",
-    "covariates",
-    "percent",
-    "sample_ratio",
-    "split_check",
-]
-
 IntervalKind = Literal["delta", "bootstrap"]
 Day = str | int | date
 

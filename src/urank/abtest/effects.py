@@ -34,24 +34,6 @@ from scipy.special import ndtr, ndtri, pdtr
 
 from urank.errors import ConfigError
 
-__all__ = [
-    "BLOCKS",
-    "Effect",
-    "Estimate",
-    "Moments",
-    "bootstrap_lift",
-    "check_alpha",
-    "compare",
-    "critical_value",
-    "effect",
-    "effects",
-    "moments",
-    "p_values",
-    "random_blocks",
-    "rates",
-    "relative_variance",
-]
-
 Floats = NDArray[np.float64]
 Scale = Literal["log", "difference"]
 

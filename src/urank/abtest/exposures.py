@@ -21,8 +21,6 @@ from urank.log.reader import PARQUET, TableFile, add_partitions, find_files, ope
 from urank.log.splits import stable_hash
 from urank.progress import Report, silent
 
-__all__ = ["EVERYONE", "EXPOSURE_ROLES", "MOST_DAYS", "Exposures", "assign_arms", "read_exposures"]
-
 EXPOSURE_ROLES: Mapping[str, str] = {
     "user_id": "the user, the unit of randomisation",
     "arm": "the arm of the test; where it is missing, the arm that the user has elsewhere",

@@ -18,8 +18,6 @@ from urank.abtest.effects import Floats
 from urank.abtest.exposures import Exposures
 from urank.errors import ConfigError
 
-__all__ = ["METRICS", "Metric", "by_row", "by_user", "cumulative", "first_earned", "metric_named", "metrics_of"]
-
 
 @dataclass(frozen=True)
 class Metric:

@@ -36,18 +36,6 @@ from urank.abtest.metrics import METRICS, Metric, metric_named
 from urank.config import to_jsonable
 from urank.errors import ConfigError, DataError
 
-__all__ = [
-    "MOST_USERS",
-    "Growth",
-    "Horizon",
-    "Plan",
-    "check_numbers",
-    "error_needed",
-    "growth_of",
-    "lift_found",
-    "plan",
-]
-
 EXPECTED_LIFT = 0.05
 MOST_USERS = 10**12
 """In an arm, or new on a day."""

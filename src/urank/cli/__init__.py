@@ -15,8 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from urank.errors import UrankError
 
-__all__ = ["COMMANDS", "app", "load_command", "main"]
-
 COMMANDS = {
     "run": ("urank.cli.run", "Do the whole job: inspect, prepare, train, evaluate, and write one report."),
     "inspect": ("urank.cli.inspect", "Check whether position effects can be learned from a log."),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from urank.abtest.exposures import Exposures
     from urank.abtest.planning import Plan
 
-__all__ = ["abtest_app", "analyse_command", "plan_command"]
 
 _COLUMN = "user_id=visitor"
 _FACTORS = (0.5, 1, 2)

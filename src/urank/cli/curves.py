@@ -9,8 +9,6 @@ import typer
 
 from urank.cli.options import LogOptions, PrintOptions, command
 
-__all__ = ["curves_command"]
-
 
 @command()
 def curves_command(

@@ -32,8 +32,6 @@ from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
 
-__all__ = ["evaluate_command", "guard_command"]
-
 _SETTINGS = {"--cuts": "cuts", "--seed": "seed"}
 
 

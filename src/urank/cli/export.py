@@ -10,8 +10,6 @@ import typer
 from urank.cli.options import Overwrite, PrintOptions, command
 from urank.errors import ConfigError
 
-__all__ = ["export_command"]
-
 
 @command()
 def export_command(

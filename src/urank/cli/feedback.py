@@ -13,8 +13,6 @@ from urank.errors import ConfigError
 from urank.progress import bars
 from urank.serve.feedback_export import CompactionStats, LogParts, compact, shadow_agreement
 
-__all__ = ["feedback_command"]
-
 
 def feedback_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Feedback log of `urank serve --log`.")],

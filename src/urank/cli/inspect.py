@@ -10,8 +10,6 @@ from urank.cli.options import PLOTS, Html, LogOptions, PrintOptions, command
 from urank.log.inspection import inspect
 from urank.report.inspection_report import print_inspection, write_inspection
 
-__all__ = ["inspect_command"]
-
 
 @command()
 def inspect_command(

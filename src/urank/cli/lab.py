@@ -19,7 +19,6 @@ from urank.progress import bars
 if TYPE_CHECKING:
     from urank.lab.live_test import AbTestRun, JudgedTest
 
-__all__ = ["abtest_simulate_command", "appstore_command", "reproduce_command", "simulate_command"]
 
 _option = partial(config_option, SimulationConfig)
 _market_option = partial(config_option, MarketConfig)

@@ -30,31 +30,6 @@ from urank.ray.cluster import Cluster
 if TYPE_CHECKING:
     from urank.log.reader import Log
 
-__all__ = [
-    "PLOTS",
-    "Cuts",
-    "EngineOptions",
-    "Floor",
-    "Html",
-    "Json",
-    "LogOptions",
-    "MemoryOption",
-    "MethodName",
-    "Overwrite",
-    "PrintOptions",
-    "Quiet",
-    "SplitName",
-    "Truth",
-    "column_option",
-    "command",
-    "config_option",
-    "json_text",
-    "numbers",
-    "print_json",
-    "refuse_url",
-    "role_columns",
-]
-
 
 def command(
     settings: type[BaseModel] | None = None, flags: Mapping[str, str | Sequence[str]] | None = None

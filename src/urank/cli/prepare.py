@@ -12,8 +12,6 @@ from urank.log.prepare import prepare
 from urank.memory import Memory
 from urank.report.tables import Table, terminal_table
 
-__all__ = ["prepare_command"]
-
 
 class HoldOut(StrEnum):
     """How queries are held out."""

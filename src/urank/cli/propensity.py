@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from urank.propensity.examination import ExaminationCurve, Propensity
     from urank.report.tables import Table
 
-__all__ = ["propensity_command"]
 
 MOST_CATEGORIES = 12
 """Above this, the table shows the mean and the examination_quantiles instead of a column for each category."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # torch is slow to load
     from urank.ranking.positions import Method as RankMethod
     from urank.ranking.ranking_model import RankingModel
 
-__all__ = ["rank_command"]
 
 ROW_GROUP_BYTES = 32 * 2**20
 _COLUMN = "query_id=search"

@@ -16,8 +16,6 @@ from urank.pipeline import run
 from urank.ranking.urank_config import UrankConfig
 from urank.report.evaluation_report import print_evaluation
 
-__all__ = ["run_command"]
-
 _FLAGS = {flag: SETTINGS[flag] for flag in ("--click-model", "--ensemble", "--ranker", "--seed")}
 
 

@@ -15,8 +15,6 @@ from rich.console import Console
 from urank.cli.options import Quiet
 from urank.errors import ConfigError
 
-__all__ = ["serve_command"]
-
 _LIMITS = "Limits"
 _LOG = "Feedback log"
 _MODELS = "Several models"

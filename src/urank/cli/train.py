@@ -27,8 +27,6 @@ from urank.pipeline import train
 from urank.ranking.urank_config import UrankConfig
 from urank.storage import absolute
 
-__all__ = ["SETTINGS", "train_command"]
-
 SETTINGS = {
     "--click-model": "clicks.families",
     "--ensemble": "clicks.ensemble",

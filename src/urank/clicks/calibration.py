@@ -25,8 +25,6 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-__all__ = ["Calibration", "CalibrationKind", "calibrate", "fit_calibration", "log_sigmoid", "logit_of_log"]
-
 CalibrationKind = Literal["none", "temperature", "isotonic"]
 
 PRIOR_CLICKS = 20.0

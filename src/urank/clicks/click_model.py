@@ -18,8 +18,6 @@ from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
 from urank.log.ragged import at_positions
 
-__all__ = ["ClickModel", "Member", "NetworkClicks", "log_mean_exp"]
-
 
 class Member(Protocol):
     """One model of an ensemble."""

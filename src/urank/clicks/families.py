@@ -18,8 +18,6 @@ from urank.clicks.calibration import log_sigmoid
 from urank.learning.features import Categorical, Featurizer
 from urank.learning.networks import Backbone, DeepFM, build_backbone
 
-__all__ = ["Head", "NetworkFamily", "build_network", "click_loss", "log1m_exp"]
-
 NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
 
 

@@ -29,8 +29,6 @@ from urank.log.ragged import at_positions
 from urank.progress import Report, silent
 from urank.storage import remove_folder
 
-__all__ = ["AUTO", "ClickConfig", "ClickFamily", "Fit", "fit_clicks", "predictions"]
-
 ClickFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
 AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
 """The families of `auto`; the best one, or the mean of all, is kept by held-out log loss."""

@@ -15,8 +15,6 @@ from urank.errors import ConfigError
 from urank.log.dataset import shown_positions
 from urank.log.reader import Log
 
-__all__ = ["ItemCurve", "click_curves_of", "decay"]
-
 MOST_ROWS = 200_000
 """Rows that a curve is averaged over, at most."""
 

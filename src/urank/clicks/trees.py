@@ -27,8 +27,6 @@ from urank.learning.lightgbm_data import (
 from urank.log.dataset import Dataset, drop_unseen
 from urank.progress import Report, silent
 
-__all__ = ["GbdtClicks", "GbdtConfig", "fit_gbdt"]
-
 
 class GbdtConfig(GrowthConfig):
     """Settings of the trees."""

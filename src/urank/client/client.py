@@ -19,8 +19,6 @@ import httpx
 from urank.client import transport
 from urank.client.transport import Call, Connection, Outcome
 
-__all__ = ["AsyncClient", "Client"]
-
 AnswerT = TypeVar("AnswerT")
 P = ParamSpec("P")
 

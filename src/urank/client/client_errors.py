@@ -9,8 +9,6 @@ import httpx
 
 from urank.errors import UrankError
 
-__all__ = ["ServerError", "connection_error", "invalid_answer_error", "refusal_error"]
-
 _MAX_SHOWN_ERRORS = 3
 _MAX_TEXT = 300
 

@@ -36,24 +36,6 @@ from urank.log.reader import table_frame
 if TYPE_CHECKING:
     from urank.ranking.positions import Method
 
-__all__ = [
-    "Call",
-    "Candidates",
-    "Connection",
-    "Outcome",
-    "Rows",
-    "attempts",
-    "click",
-    "explain",
-    "feedback",
-    "model",
-    "rank",
-    "rank_many",
-    "rank_table",
-    "ready",
-    "reload",
-    "retry_delay",
-]
 
 KEY_VARIABLE = "URANK_API_KEY"
 MAX_CONNECT_SECONDS = 5.0

@@ -13,21 +13,6 @@ from pydantic import BaseModel, ConfigDict, field_serializer
 
 from urank.errors import DataError
 
-__all__ = [
-    "Accepted",
-    "ExplainedItem",
-    "Explanation",
-    "FeatureNames",
-    "ModelFacts",
-    "Order",
-    "RankedItem",
-    "Ranking",
-    "RankingBatch",
-    "Reloaded",
-    "Shadow",
-    "SplitTest",
-]
-
 
 class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra={"additionalProperties": False})

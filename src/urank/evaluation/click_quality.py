@@ -21,17 +21,6 @@ from numpy.typing import NDArray
 
 from urank.log.inspection import wilson_interval
 
-__all__ = [
-    "Quality",
-    "Reliability",
-    "auc_metric",
-    "expected_calibration_error",
-    "log_loss_metric",
-    "quality",
-    "reliability",
-    "table_error",
-]
-
 # As in training (clicks.families.click_loss): predicting 1 without a click has a loss of 16, not infinity.
 _HIGHEST = -1e-7
 

@@ -24,8 +24,6 @@ from urank.log.dataset import Block, Dataset, DatasetView, SplitView
 from urank.log.splits import SPLITS, stable_hash
 from urank.progress import Report, silent
 
-__all__ = ["CrossFittedModels", "CrossfitConfig", "fit_cross_fitted", "fold_of", "folds"]
-
 SALT = 1_000_003
 VALID_SHARE = 0.2
 

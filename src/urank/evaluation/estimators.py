@@ -37,18 +37,6 @@ from numpy.typing import NDArray
 from urank.errors import ConfigError
 from urank.ranking.utility import FLOOR, check_order, has_place, inverse_logged, utility, utility_of_items
 
-__all__ = [
-    "ESTIMATORS",
-    "LoggedBatch",
-    "Terms",
-    "Weighted",
-    "linearised",
-    "list_terms",
-    "logged_values",
-    "needs_propensity",
-    "query_values",
-]
-
 ESTIMATORS = ("direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips")
 
 Sums = NDArray[np.float64]

@@ -23,8 +23,6 @@ from urank.ranking.guard import Guard, GuardKind, Moves, count_moves
 from urank.ranking.policies import Guarded, Policy
 from urank.ranking.utility import FLOOR
 
-__all__ = ["GuardLevel", "GuardLevels", "evaluate_guard", "level_policies"]
-
 DEFAULT_LEVELS: dict[GuardKind, tuple[float, ...]] = {"shift": (1, 2, 3, 5), "blend": (0.25, 0.5, 0.75)}
 KEPT = 0.5
 """The share of the full gain that a level must keep to be recommended."""

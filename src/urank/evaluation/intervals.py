@@ -15,17 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-__all__ = [
-    "Comparison",
-    "Interval",
-    "add_model_variance",
-    "bootstrap_interval",
-    "holm",
-    "model_variance",
-    "normal_interval",
-    "paired",
-]
-
 IntervalT = TypeVar("IntervalT", bound="Interval")
 
 _BLOCKS = 10_000  # most values that one resample draws

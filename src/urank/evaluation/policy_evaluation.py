@@ -51,23 +51,6 @@ from urank.progress import Report, silent
 from urank.ranking.policies import LoggedOrder, Policy
 from urank.ranking.utility import FLOOR
 
-__all__ = [
-    "CALIBRATION_LEVELS",
-    "MISFIT_LEVEL",
-    "CalibrationTest",
-    "Cell",
-    "Evaluation",
-    "PolicyValue",
-    "QueryTotals",
-    "Specification",
-    "Support",
-    "evaluate_policies",
-    "evaluation_blocks",
-    "evaluation_sample",
-    "query_bytes",
-    "support",
-]
-
 BLOCK_ENTRIES = 50 * 2**16
 """Entries, padding included, of all click tables that are computed at once."""
 

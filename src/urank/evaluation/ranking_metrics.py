@@ -21,15 +21,6 @@ from numpy.typing import NDArray
 
 from urank.ranking.utility import check_cutoff, check_order, has_place, utility
 
-__all__ = [
-    "Empty",
-    "GainKind",
-    "average_precision_metric",
-    "clicks_metric",
-    "ctr_metric",
-    "ndcg_metric",
-]
-
 Empty = Literal["skip", "zero", "one"]
 GainKind = Literal["exponential", "linear"]
 

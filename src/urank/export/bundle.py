@@ -22,19 +22,6 @@ from urank.ranking.positions import expected_gain
 from urank.ranking.ranking_model import RankingModel
 from urank.storage import new_folder
 
-__all__ = [
-    "INPUTS_FILE",
-    "Export",
-    "check_graph",
-    "describe",
-    "graph_inputs",
-    "inverse_signed_log",
-    "missing_text",
-    "random_rows",
-    "to_json",
-    "write_bundle",
-]
-
 FORMAT = "urank export"
 INPUTS_FILE = "inputs.json"
 

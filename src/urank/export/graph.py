@@ -37,22 +37,6 @@ from urank.ranking.ranking_model import RankingModel, Scorer
 from urank.ranking.urank_network import NetworkScorer
 from urank.ranking.urank_trees import TreesScorer
 
-__all__ = [
-    "CATEGORICAL",
-    "CTR1",
-    "IR_VERSION",
-    "LOG_CTR",
-    "NUMERIC",
-    "OPSETS",
-    "SCORE",
-    "VALUE",
-    "Categories",
-    "GraphBuilder",
-    "click_graph",
-    "ranking_graph",
-    "scorer_graph",
-]
-
 NUMERIC, CATEGORICAL, VALUE = "numeric", "categorical", "value"
 SCORE, LOG_CTR, CTR1 = "score", "log_ctr", "ctr1"
 

@@ -16,8 +16,6 @@ from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 from urank.storage import new_file
 
-__all__ = ["export_onnx"]
-
 GRAPH = "urank.onnx"
 
 

@@ -27,8 +27,6 @@ from urank.export.graph import CATEGORICAL, CTR1, NUMERIC, SCORE, VALUE, ranking
 from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 
-__all__ = ["VespaField", "export_vespa", "identifiers"]
-
 GRAPH = "models/urank.onnx"
 
 RESERVED = frozenset(

@@ -33,28 +33,6 @@ from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.storage import new_folder
 
-__all__ = [
-    "FIRST_DAY",
-    "NOT_LEARNED",
-    "PRODUCTION",
-    "Ranker",
-    "Requests",
-    "ServedVisits",
-    "by_chance",
-    "by_popularity",
-    "draw_requests",
-    "expected_downloads",
-    "learn",
-    "production_ranker",
-    "random_traffic",
-    "ranked_by",
-    "serve",
-    "traffic",
-    "with_table",
-    "write_appstore",
-    "write_days",
-]
-
 FIRST_DAY = datetime(2020, 5, 6)
 """The date of day 1, on which the paper's live test began."""
 

@@ -60,8 +60,6 @@ from urank.ranking.urank_network import fit_urank
 from urank.ranking.utility import earned, item_gains
 from urank.storage import new_file, new_folder
 
-__all__ = ["STORE_METHODS", "STORE_STEPS", "Orders", "StoreTrial", "visit_metrics"]
-
 TINY = 1e-12
 
 Orders = Callable[[int], NDArray[np.int64]]

@@ -31,8 +31,6 @@ from urank.report.page import Chart, Section
 from urank.report.style import INK, new_figure, plain_label, style_axes
 from urank.report.tables import Table, Units, print_tables
 
-__all__ = ["DOWNLOADS", "print_store", "store_earnings", "store_sections"]
-
 DOWNLOADS = "#click"
 SCENARIOS = {DOWNLOADS: "downloads a visit (#click)", "Revenue": "revenue of a visit"}
 """The scenarios by their metric over all positions, and their units."""

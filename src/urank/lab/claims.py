@@ -36,22 +36,6 @@ from urank.lab.experiment_results import (
 )
 from urank.lab.letor_experiment import METHODS
 
-__all__ = [
-    "architecture_claims",
-    "architecture_rows",
-    "claims_over_seeds",
-    "curve_claims",
-    "differences",
-    "list_example",
-    "method_claims",
-    "method_rows",
-    "position_curves",
-    "query_values",
-    "read_results",
-    "store_claims",
-    "store_rows",
-]
-
 
 def read_results(folders: Sequence[Path], keys: Sequence[str]) -> pl.DataFrame:
     """Read the results of methods: a row for each seed, method and test query or visit."""

@@ -36,18 +36,6 @@ from urank.ranking.urank_config import UrankConfig
 from urank.ranking.urank_trees import TreesConfig
 from urank.storage import new_file
 
-__all__ = [
-    "ComparedMethod",
-    "ExperimentStep",
-    "Trial",
-    "as_block",
-    "baseline_policy",
-    "keep_click_model",
-    "method_steps",
-    "query_offsets",
-    "table_array",
-]
-
 T = TypeVar("T", bound="Trial[Any]")
 R = TypeVar("R")
 

@@ -15,26 +15,6 @@ from numpy.typing import NDArray
 from urank.config import read_toml, to_jsonable
 from urank.errors import ConfigError
 
-__all__ = [
-    "DATASETS",
-    "METRICS",
-    "STORE_METRICS",
-    "ArchitectureRow",
-    "Claim",
-    "Difference",
-    "ListExample",
-    "MethodKind",
-    "MethodRow",
-    "PositionCurve",
-    "Reproduction",
-    "StoreRow",
-    "dataset_name",
-    "published_architectures",
-    "published_metrics",
-    "published_store",
-    "store_metrics",
-]
-
 METRICS = ("MAP", "nDCG@10", "#Click", "CTR")
 """The metrics of Table 1."""
 

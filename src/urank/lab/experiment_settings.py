@@ -23,8 +23,6 @@ from urank.ranking.objectives import BaselineConfig
 from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
 
-__all__ = ["EXPERIMENTS", "ExperimentConfig", "StoreConfig", "read_experiment"]
-
 EXPERIMENTS = ("table1", "table2", "table3", "fig-ctr-by-position", "fig-result-list", "differences")
 
 

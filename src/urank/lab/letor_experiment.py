@@ -49,8 +49,6 @@ from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import fit_trees
 from urank.storage import new_file, new_folder
 
-__all__ = ["METHODS", "STEPS", "LetorTrial", "list_metrics"]
-
 LISTS = 100_000
 """Lists in the log of given documents, unless configured: as many as in that of generated documents."""
 

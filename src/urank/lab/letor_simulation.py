@@ -30,19 +30,6 @@ from urank.log.svmlight import Letor, read_letor
 from urank.progress import Report, silent
 from urank.storage import new_folder
 
-__all__ = [
-    "LABEL_SHARES",
-    "MOST_LABEL",
-    "Simulation",
-    "SimulationConfig",
-    "draw_candidates",
-    "generate_letor",
-    "graded_labels",
-    "latent_relevance",
-    "simulate",
-    "write_simulation",
-]
-
 LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
 """Shares of the grades 0–4, about those of MSLR-WEB."""
 

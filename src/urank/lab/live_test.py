@@ -42,19 +42,6 @@ from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig
 from urank.storage import new_folder
 
-__all__ = [
-    "CONTROL",
-    "TREATMENT",
-    "AbTestConfig",
-    "AbTestRun",
-    "JudgedTest",
-    "Learned",
-    "PeriodVerdict",
-    "day_name",
-    "judge_abtest",
-    "simulate_abtest",
-]
-
 CONTROL, TREATMENT = "DeepFM", "U-rank"
 """The arms, named after their rankers in the A/B test."""
 

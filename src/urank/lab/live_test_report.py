@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from urank.lab.live_test import JudgedTest
 
-__all__ = ["LIVE_PERIODS", "judged_sections", "print_judged", "write_judged"]
 
 LIVE_PERIODS = {"before": "A/A", "test": "A/B", "after": "A/A"}
 _WHAT = (

@@ -16,17 +16,6 @@ from urank.errors import ConfigError
 from urank.log.columns import signed_log
 from urank.log.ragged import list_ids, pad, positions_by_score, where_items
 
-__all__ = [
-    "Randomisation",
-    "draw_placements",
-    "logger_positions",
-    "logging_probability",
-    "placement_probability",
-    "ridge_weights",
-    "sample_queries",
-    "standardised",
-]
-
 Randomisation = Literal["none", "swap", "adjacent", "shuffle"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -25,8 +25,6 @@ from urank.config import Settings
 from urank.lab.oracle import examination
 from urank.log.columns import MAX_POSITION
 
-__all__ = ["CATEGORIES", "DEVICES", "Market", "MarketConfig", "build_market"]
-
 CATEGORIES = ("games", "tools", "social", "video", "finance", "education", "shopping", "photo")
 DEVICES = ("phone", "foldable", "tablet")
 REGIONS = ("north", "east", "south", "west", "centre")

@@ -20,27 +20,6 @@ from urank.report.page import Chart
 from urank.report.style import BLUE, GREY, GRID, INK, new_axes, wrapped_label
 from urank.report.tables import UNKNOWN, Table, Units, bullet, number, p_text
 
-__all__ = [
-    "KIND_COLOURS",
-    "ORACLES",
-    "ORANGE",
-    "bar_chart",
-    "best_baseline",
-    "claim_table",
-    "compact_columns",
-    "earnings",
-    "earnings_by_name",
-    "figure_text",
-    "has_spread",
-    "italic_oracles",
-    "leading_row",
-    "performance_cells",
-    "print_claims",
-    "print_signs",
-    "spread_text",
-    "standing",
-]
-
 ORACLES = (
     "Rows in italics are oracles, which use information that no log contains, and are not compared. The best figure of "
     "the other rows is in bold."

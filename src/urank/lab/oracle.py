@@ -21,23 +21,6 @@ from urank.errors import ConfigError
 from urank.log.columns import signed_log
 from urank.log.ragged import list_ids, pad, where_items
 
-__all__ = [
-    "Oracle",
-    "Scaling",
-    "User",
-    "attention_weights",
-    "cascade_probabilities",
-    "examination",
-    "query_means",
-    "relevance_denominator",
-    "relevance_probability",
-    "sample_cascade",
-    "scale01",
-    "scaling_bounds",
-    "table_probabilities",
-    "trust_curves",
-]
-
 Scaling = Literal["minmax", "log", "rank"]
 
 

@@ -46,8 +46,6 @@ from urank.report.page import Chart, Section, write_page
 from urank.report.style import COLOURS, INK, MARKERS, new_axes, new_figure, plain_label, wrapped_label
 from urank.report.tables import Table, Units, counted, number, p_text, print_tables
 
-__all__ = ["lists_plot", "positions_plot", "print_reproduction", "reproduction_sections", "write_reproduction"]
-
 CLICKS = "#Click"
 _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 _ARCHITECTURE_COLUMNS = {

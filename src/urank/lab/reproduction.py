@@ -44,8 +44,6 @@ from urank.lab.runner import run_tasks, seed_folder, tasks_for
 from urank.progress import Report, silent
 from urank.storage import new_file
 
-__all__ = ["experiment_names", "reproduce"]
-
 _LIBRARIES = ("urank", "numpy", "polars", "torch", "lightgbm", "scikit-learn", "scipy")
 SETTINGS = "settings.toml"
 

@@ -30,8 +30,6 @@ from urank.lab.experiment_settings import ExperimentConfig
 from urank.lab.letor_experiment import STEPS, LetorTrial
 from urank.progress import Report, silent
 
-__all__ = ["DATA", "EVERY_STEP", "SeedRun", "Task", "missing_tasks", "run_tasks", "seed_folder", "tasks_for"]
-
 DATA = ("data", "store-data")
 """The steps whose output is removed when every task is done."""
 

@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from urank.pipeline import Compare, ModelFit, Review
     from urank.report.click_report import FitReport
 
-__all__ = [
-    "TrueUtility",
-    "add_true_utilities",
-    "compare_evaluation",
-    "oracle_predictions",
-    "read_truth",
-    "review_fit",
-    "true_guard_utilities",
-    "true_reference",
-    "true_table",
-    "true_utilities",
-]
-
 
 def read_truth(folder: str | Path) -> pl.DataFrame:
     """Read the candidates of a simulation with their true click table.

@@ -18,8 +18,6 @@ from urank.learning.features import Featurizer, Inputs
 from urank.log.dataset import Block, Dataset, RowGroup
 from urank.progress import prefetch
 
-__all__ = ["Batch", "Gain", "ListArrays", "MemoryStream", "Stream", "train_and_valid"]
-
 HELD_OUT_ROWS = 500_000
 """Impressions the held-out loss is measured on, at most: more hardly improve the comparison of rounds. At one
 measurement every four million training rows (`round_rows`), this is an eighth, the default share of valid to train."""

@@ -23,8 +23,6 @@ from urank.errors import DataError
 from urank.log.columns import signed_log
 from urank.log.dataset import Dataset
 
-__all__ = ["Categorical", "Featurizer", "Inputs", "Numeric", "fit_featurizer", "own_items"]
-
 MAX_VOCABULARY = 1_000_000
 _COUNTS = pl.DataFrame(schema={"v": pl.String, "n": pl.UInt64})
 

@@ -22,17 +22,6 @@ from urank.learning.features import Featurizer, Inputs
 from urank.log.dataset import Dataset, RowGroup, sample_to_fit
 from urank.progress import Report
 
-__all__ = [
-    "CHUNK_BYTES",
-    "Floats",
-    "GrowthConfig",
-    "TreeModel",
-    "lightgbm_dataset",
-    "matrix",
-    "sample_for_trees",
-    "sample_sentence",
-]
-
 CHUNK_BYTES = 64 * 2**20
 IN_MEMORY_BYTES = 256 * 2**20
 """Splits up to this size are passed to LightGBM whole: choosing the bins row by row takes longer than many trees."""

@@ -11,8 +11,6 @@ from torch.nn.functional import linear
 
 from urank.learning.features import Featurizer
 
-__all__ = ["Backbone", "DeepFM", "FeatureLayer", "Perceptron", "build_backbone", "chunk_rows", "hidden_layers"]
-
 Backbone = Literal["mlp", "deepfm"]
 
 CPU_ROWS, GPU_ROWS = 4_096, 65_536

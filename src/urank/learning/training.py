@@ -32,8 +32,6 @@ from urank.learning.batches import Batch, Stream
 from urank.progress import Report, silent
 from urank.storage import new_file
 
-__all__ = ["History", "Loss", "TrainingConfig", "choose_device", "mean_loss", "seeded", "train"]
-
 Loss = Callable[[nn.Module, Batch], Tensor]
 Weights = dict[str, Tensor]
 

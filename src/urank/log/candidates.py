@@ -39,17 +39,6 @@ from urank.log.reader import Rows, TableFile, TableSource, add_partitions, find_
 from urank.log.splits import stable_hash
 from urank.storage import is_path
 
-__all__ = [
-    "CANDIDATE_ROLES",
-    "IDS",
-    "CandidateLists",
-    "CandidateSchema",
-    "Candidates",
-    "candidate_schema",
-    "list_offsets",
-    "read_candidates",
-]
-
 IDS = ("query_id", "session_id", "item_id")
 CANDIDATE_ROLES: Mapping[str, str] = {
     "query_id": "the query or request that it is a candidate for",

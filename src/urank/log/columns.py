@@ -21,34 +21,6 @@ from polars.datatypes import DataTypeClass
 
 from urank.errors import ConfigError, DataError
 
-__all__ = [
-    "ITEM",
-    "LIST",
-    "MAX_POSITION",
-    "QUERY",
-    "ROLES",
-    "ROW",
-    "SESSION",
-    "TEXT_ROLES",
-    "Feature",
-    "FeatureKind",
-    "LogSchema",
-    "RowName",
-    "can_play",
-    "check_mapping",
-    "check_types",
-    "entry_type",
-    "explode_lists",
-    "feature_expr",
-    "infinite",
-    "is_index",
-    "join_names",
-    "list_columns",
-    "missing_column",
-    "role_expr",
-    "signed_log",
-]
-
 ROLES: Mapping[str, str] = {
     "query_id": "the query or request; train, validation and test never share one",
     "session_id": "distinguishes several showings of one query; a list is one (query_id, session_id)",

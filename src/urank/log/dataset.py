@@ -26,21 +26,6 @@ from urank.log.splits import SPLITS, stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.storage import open_parquet, to_path
 
-__all__ = [
-    "PREPARED_VERSION",
-    "Block",
-    "Dataset",
-    "DatasetView",
-    "RowGroup",
-    "SplitView",
-    "drop_unseen",
-    "has_unseen",
-    "is_prepared",
-    "sample_queries",
-    "sample_to_fit",
-    "shown_positions",
-]
-
 PREPARED_VERSION = 1
 
 

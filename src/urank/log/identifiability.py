@@ -20,19 +20,6 @@ from numpy.typing import NDArray
 from urank.log.columns import LogSchema, signed_log
 from urank.log.ragged import list_ids
 
-__all__ = [
-    "MAX_SHARED",
-    "MIN_CLICKS",
-    "Confounding",
-    "PositionGraph",
-    "click_outcomes",
-    "heavy_tails",
-    "id_like",
-    "position_confounding",
-    "position_graph",
-    "ranges",
-]
-
 MAX_SHARED = 200
 """With more positions than this the table of shared items is left out."""
 MIN_CLICKS = 10

@@ -31,8 +31,6 @@ from urank.log.reader import Log
 from urank.log.splits import stable_hash
 from urank.progress import Report, prefetch, silent
 
-__all__ = ["Facts", "Inspection", "LogVerdict", "PositionRates", "inspect", "wilson_interval"]
-
 SAMPLE_ROWS = 200_000
 SAMPLE_BYTES = 256 * 2**20
 PAIR_ROWS = 2_000_000

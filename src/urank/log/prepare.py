@@ -29,20 +29,6 @@ from urank.log.splits import SPLITS, check_shares, split_by_hash, split_by_time,
 from urank.progress import Report, prefetch, silent
 from urank.storage import is_remote, is_within, new_folder, parquet_writer
 
-__all__ = [
-    "ROW_GROUP_BYTES",
-    "DatasetSummary",
-    "SplitRule",
-    "SplitWriter",
-    "add_hashes",
-    "prepare",
-    "refuse_unseen_clicks",
-    "split_rule",
-    "validate_arguments",
-    "write_bucket",
-    "write_schema",
-]
-
 BUCKET_BYTES = 128 * 2**20
 MIN_BUCKETS, MAX_BUCKETS = 64, 512  # a process can often open no more than a thousand files
 ROW_GROUP_BYTES = 64 * 2**20

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["at_positions", "list_ids", "offsets_of_runs", "order_by_score", "pad", "positions_by_score", "where_items"]
-
 _LONG_LIST = 128
 
 

@@ -21,20 +21,6 @@ from urank.log.columns import TEXT_ROLES, LogSchema, RowName, is_index
 from urank.log.svmlight import is_letor
 from urank.storage import glob_files, is_path, is_remote, open_parquet, to_path
 
-__all__ = [
-    "PARQUET",
-    "Log",
-    "Rows",
-    "TableFile",
-    "TableSource",
-    "add_partitions",
-    "find_files",
-    "open_file",
-    "open_table",
-    "read",
-    "table_frame",
-]
-
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 CSV_BLOCK_BYTES = 16 * 2**20

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError
 
-__all__ = ["SPLITS", "check_shares", "split_by_hash", "split_by_time", "stable_hash"]
-
 SPLITS = ("train", "valid", "test")
 
 CHUNK_BYTES = 1 << 20

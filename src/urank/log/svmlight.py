@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from urank.errors import ConfigError, DataError
 from urank.log.ragged import offsets_of_runs
 
-__all__ = ["Letor", "is_letor", "read_letor"]
-
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 8 << 30
 MAX_FEATURES = 100_000  # without n_features: the result is dense, so a higher index is a mistake or too much memory

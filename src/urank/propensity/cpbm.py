@@ -29,8 +29,6 @@ from urank.log.dataset import Block, Dataset
 from urank.progress import Report, silent
 from urank.propensity.harvest import QueryItems, check_connected, count_query_items, pair_numbers, weighted_clicks
 
-__all__ = ["ContextNetwork", "Contextual", "CpbmConfig", "build_contextual", "fit_cpbm", "list_means", "pairs_loss"]
-
 
 class CpbmConfig(Settings):
     """Settings of a contextual model."""

@@ -28,8 +28,6 @@ from urank.log.identifiability import ranges
 from urank.progress import Report, silent
 from urank.propensity.examination import ExaminationCurve
 
-__all__ = ["EmConfig", "ObservedClicks", "e_step", "fit_em", "update_examination"]
-
 Doubles = NDArray[np.float64]
 
 START = 0.9

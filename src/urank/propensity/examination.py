@@ -18,8 +18,6 @@ from urank.errors import DataError
 from urank.log.dataset import Block, Dataset, drop_unseen
 from urank.log.ragged import at_positions
 
-__all__ = ["CLIP", "ExaminationCurve", "Known", "Propensity", "examination_quantiles", "inverse_propensity"]
-
 CLIP = 100.0
 """Default largest weight of a click: an examination below 1 % counts as 1 %."""
 

@@ -22,17 +22,6 @@ from urank.log.identifiability import ranges
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.propensity.examination import ExaminationCurve
 
-__all__ = [
-    "QueryItems",
-    "check_connected",
-    "count_query_items",
-    "fit_harvest",
-    "harvest_curve",
-    "harvest_loss",
-    "pair_numbers",
-    "weighted_clicks",
-]
-
 Floats = NDArray[np.float64]
 
 

@@ -25,8 +25,6 @@ from urank.propensity.harvest import fit_harvest
 from urank.propensity.randomised import ByCategory, fit_by_category, fit_randomised
 from urank.storage import new_file
 
-__all__ = ["PropensityMethod", "fit_propensity", "load_propensity", "save_propensity"]
-
 FORMAT, VERSION = "urank propensity", 1
 
 PropensityMethod = Literal["none", "randomised", "harvest", "cpbm", "em"]

@@ -26,19 +26,6 @@ from urank.log.identifiability import ranges
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.propensity.examination import ExaminationCurve
 
-__all__ = [
-    "MIN_CLICKS",
-    "ByCategory",
-    "category_curves",
-    "credibility",
-    "fit_by_category",
-    "fit_randomised",
-    "group_rates",
-    "list_counts",
-    "relative_rates",
-    "sum_by_key",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Counts = NDArray[np.int32]

@@ -33,20 +33,6 @@ from urank.ranking.urank_network import (
 )
 from urank.ranking.urank_trees import TreesConfig, TreesScorer, grow_by_swaps, tree_streams
 
-__all__ = [
-    "BASELINES",
-    "WEIGHTED_BASELINES",
-    "Baseline",
-    "DualNetwork",
-    "RankSvmConfig",
-    "dual_weights",
-    "fit_baseline",
-    "fit_dla",
-    "fit_lambdarank",
-    "fit_lambdarank_trees",
-    "fit_ranksvm",
-]
-
 Baseline = Literal["lambdarank", "lambdarank-trees", "ranksvm", "dla"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 WEIGHTED_BASELINES: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranksvm")

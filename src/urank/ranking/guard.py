@@ -17,8 +17,6 @@ from urank.errors import ConfigError
 from urank.log.ragged import positions_by_score
 from urank.ranking.utility import check_order
 
-__all__ = ["Guard", "GuardKind", "Moves", "blend_ranks", "count_moves", "limit_shift"]
-
 GuardKind = Literal["shift", "blend"]
 
 _DECIMALS = 9  # of a mean of ranks; smaller differences are rounding and must not break ties

@@ -21,8 +21,6 @@ from torch.nn.functional import softplus
 
 from urank.log.ragged import order_by_score
 
-__all__ = ["Form", "Swaps", "hinge_loss", "softmax_loss", "swap_derivatives", "swap_loss", "swaps"]
-
 Form = Literal["stable", "paper"]
 
 

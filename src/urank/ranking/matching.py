@@ -14,8 +14,6 @@ from scipy.optimize import linear_sum_assignment
 
 from urank.log.ragged import positions_by_score
 
-__all__ = ["match"]
-
 # From this many items on, filtering those that cannot be chosen pays off. Measured with 10 positions and weights that
 # fall with the position, as clicks do: 25 µs either way at 300 items, 33 instead of 75 at 1,000, 90 instead of 400 at
 # 5,000.

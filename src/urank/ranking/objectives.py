@@ -23,19 +23,6 @@ from urank.log.dataset import Block, Dataset
 from urank.propensity.examination import CLIP, Propensity, inverse_propensity
 from urank.ranking.utility import FLOOR, item_gains
 
-__all__ = [
-    "BaselineConfig",
-    "ClickGain",
-    "DiscountedGain",
-    "LabelGain",
-    "PaddedLists",
-    "Target",
-    "UtilityTarget",
-    "by_length",
-    "dcg_discount",
-    "gain_of",
-]
-
 CHUNK_ROWS = 2**13
 """Rows per chunk, padding included: enough to amortise the calls, few enough for the cache."""
 CHUNK_PADDING = 400

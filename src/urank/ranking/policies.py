@@ -19,8 +19,6 @@ from urank.ranking.matching import match
 from urank.ranking.positions import Method
 from urank.ranking.ranking_model import RankingModel, Scorer
 
-__all__ = ["Guarded", "LoggedOrder", "ModelPolicy", "Policy", "Random", "ScorerPolicy", "TableMatch"]
-
 
 class Policy(Protocol):
     """Maps lists to positions."""

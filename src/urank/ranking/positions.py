@@ -12,8 +12,6 @@ from urank.log.ragged import pad, positions_by_score, where_items
 from urank.ranking.guard import Guard
 from urank.ranking.matching import match
 
-__all__ = ["METHODS", "Method", "expected_gain", "guarded_positions", "positions_in_lists", "values_or_ones"]
-
 Method = Literal["score", "match", "ctr1"]
 METHODS: tuple[Method, ...] = ("score", "match", "ctr1")
 """By falling score; by the exact matching of the click table; by expected utility at position 1 (CTR-1)."""

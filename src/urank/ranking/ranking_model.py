@@ -31,8 +31,6 @@ from urank.ranking.positions import (
     values_or_ones,
 )
 
-__all__ = ["RankingModel", "Scorer"]
-
 # Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64
 T = TypeVar("T")

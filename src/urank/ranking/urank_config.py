@@ -13,8 +13,6 @@ from urank.ranking.objectives import BaselineConfig
 from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
 
-__all__ = ["UrankConfig"]
-
 
 class UrankConfig(Settings):
     """Settings of the click model, the scorer that learns from it, and the ranking method."""

@@ -32,19 +32,6 @@ from urank.ranking.losses import Form, swap_loss, swaps
 from urank.ranking.objectives import Target, UtilityTarget, by_length
 from urank.ranking.utility import FLOOR, earned
 
-__all__ = [
-    "NetworkScorer",
-    "RankerConfig",
-    "ScoreNetwork",
-    "build_scorer",
-    "estimated_utility",
-    "fit_by_swaps",
-    "fit_urank",
-    "mean_swap_loss",
-    "pad_tensor",
-    "value_feature",
-]
-
 
 class ScoreNetwork(nn.Module):
     """s = Φ(f, b): a backbone for the features, whose output a last hidden layer combines with the value.

@@ -43,8 +43,6 @@ from urank.ranking.losses import swap_derivatives, swaps
 from urank.ranking.objectives import PaddedLists, Target
 from urank.ranking.urank_network import RankerConfig
 
-__all__ = ["Chunk", "SplitGains", "TreesConfig", "TreesScorer", "fit_trees", "grow_by_swaps", "tree_streams"]
-
 CHUNK_PAIRS = 2**19
 """Pairs of items and places per chunk: enough to amortise the calls, few enough for the cache."""
 

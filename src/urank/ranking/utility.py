@@ -13,19 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "FLOOR",
-    "check_cutoff",
-    "check_order",
-    "delta_utility",
-    "earned",
-    "has_place",
-    "inverse_logged",
-    "item_gains",
-    "utility",
-    "utility_of_items",
-]
-
 FLOOR = 0.01
 """Default lower bound of a logged click probability when a click is divided by it."""
 

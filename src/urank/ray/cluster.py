@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from urank.errors import ConfigError
 
-__all__ = ["Cluster", "connected"]
-
 _QUIET = {
     "OMP_NUM_THREADS": "1",  # one core per worker; more threads would only wait for each other
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -51,19 +51,6 @@ from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers
 from urank.storage import absolute, is_remote, new_folder, open_parquet, parquet_writer, to_path
 
-__all__ = [
-    "GROUP",
-    "PACKED",
-    "by_group",
-    "evaluate_on_ray",
-    "model_files",
-    "model_from_files",
-    "prepare_on_ray",
-    "rank_on_ray",
-    "refuse_lost_files",
-    "train_on_ray",
-]
-
 
 def model_files(folder: str | Path) -> dict[str, bytes]:
     """Read the files of a model, by name."""

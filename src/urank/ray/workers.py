@@ -22,8 +22,6 @@ from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.progress import Report, silent
 from urank.ray.cluster import Cluster, connected
 
-__all__ = ["ProgressActor", "Work", "raise_refusal", "relay_progress", "run_on_workers"]
-
 POLL_SECONDS = 0.5
 
 

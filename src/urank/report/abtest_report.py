@@ -33,27 +33,6 @@ if TYPE_CHECKING:
     from urank.abtest.analysis import Analysis, Result
     from urank.abtest.planning import Horizon, Plan
 
-__all__ = [
-    "LIFTS",
-    "OUTCOME_STYLES",
-    "PERIODS",
-    "analysis_sections",
-    "arm_table",
-    "check_table",
-    "days_plot",
-    "level",
-    "lift_plot",
-    "looks_plot",
-    "methods",
-    "outcome",
-    "plan_plot",
-    "plan_table",
-    "print_analysis",
-    "print_plans",
-    "result_table",
-    "write_analysis",
-    "write_plans",
-]
 
 PERIODS: Mapping[str, str] = {"before": "before", "test": "test", "after": "after"}
 """The labels of the parts of a log above the days."""

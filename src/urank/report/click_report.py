@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from urank.clicks.item_curves import ItemCurve
     from urank.evaluation.click_quality import Quality, Reliability
 
-__all__ = [
-    "FitReport",
-    "curve_figure",
-    "curve_table",
-    "fit_sections",
-    "fit_tables",
-    "loss_curves",
-    "print_fit",
-    "rates_by_position",
-    "reliability_plot",
-    "save_curves",
-    "write_fit",
-]
 
 _IN_WORDS = {
     "constant": "the constant",

@@ -39,25 +39,6 @@ if TYPE_CHECKING:
     from urank.evaluation.intervals import Comparison, Interval
     from urank.evaluation.policy_evaluation import Evaluation, PolicyValue
 
-__all__ = [
-    "ReferenceValues",
-    "calibration_table",
-    "cutoffs_plot",
-    "difference_colour",
-    "differences_plot",
-    "draw_reference",
-    "estimates_plot",
-    "estimator_table",
-    "evaluation_sections",
-    "evaluation_sentence",
-    "evaluation_units",
-    "method_paragraphs",
-    "policy_table",
-    "print_evaluation",
-    "support_section",
-    "support_table",
-    "write_evaluation",
-]
 
 SIGNIFICANCE = 0.05
 """The p-value below which a policy differs significantly from the logged order; its 95 % interval then excludes 0."""

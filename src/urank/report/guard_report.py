@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from urank.evaluation.guard_sweep import GuardLevels
 
-__all__ = ["guard_plot", "guard_sections", "guard_table", "print_guard", "write_guard"]
 
 _KINDS = {
     "shift": "No item moves more than the given number of places from its logged rank. Places are filled from the top, "

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-__all__ = [
-    "click_curves",
-    "inspection_lead",
-    "inspection_sections",
-    "inspection_tables",
-    "print_inspection",
-    "write_inspection",
-]
 
 _CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are omitted."
 _STYLES = {"learnable": "bold green", "partly learnable": "bold yellow", "not learnable": "bold red"}

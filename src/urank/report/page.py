@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
-__all__ = ["Chart", "Section", "write_page"]
-
 
 @dataclass(frozen=True)
 class Chart:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from urank.evaluation.policy_evaluation import Evaluation
     from urank.log.inspection import Inspection
 
-__all__ = ["write_run"]
 
 _METHODS = {
     "score": "a network or trees, trained for the order with the highest utility, score each item, and the list is "

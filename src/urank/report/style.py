@@ -17,27 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "BROWN",
-    "COLOURS",
-    "GREEN",
-    "GREY",
-    "GRID",
-    "INK",
-    "MARKERS",
-    "RED",
-    "draw_interval",
-    "draw_truth",
-    "legend",
-    "new_axes",
-    "new_figure",
-    "plain_axes",
-    "plain_label",
-    "style_axes",
-    "svg",
-    "wrapped_label",
-]
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0e7490", "#bf3989", "#57606a")
 BLUE, RED, GREEN, BROWN, *_, GREY = COLOURS

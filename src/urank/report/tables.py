@@ -11,21 +11,6 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-__all__ = [
-    "UNKNOWN",
-    "Table",
-    "Units",
-    "as_sentence",
-    "bar",
-    "bullet",
-    "counted",
-    "number",
-    "p_text",
-    "percent",
-    "print_tables",
-    "terminal_table",
-]
-
 UNKNOWN = "–"
 _SMALLEST_P = 1e-16
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

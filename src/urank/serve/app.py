@@ -34,8 +34,6 @@ from urank.serve.security import AccessMiddleware, read_body
 from urank.serve.server_settings import ServeConfig
 from urank.serve.service import METRICS_TYPE, RankedRequest, Service
 
-__all__ = ["Routes", "build_app"]
-
 JSON = "application/json"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]

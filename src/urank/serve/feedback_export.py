@@ -59,34 +59,6 @@ from urank.serve.feedback_store import (
     sync_folder,
 )
 
-__all__ = [
-    "JOINED",
-    "KEYS",
-    "UNMATCHED",
-    "ClosedSegment",
-    "CompactionStats",
-    "CompactionTask",
-    "FeedbackOrShadow",
-    "JoinedImpressions",
-    "LogParts",
-    "PartMetadata",
-    "closed_segments",
-    "compact",
-    "durable_file",
-    "has_impression",
-    "join_feedback",
-    "keep_unmatched",
-    "log_frame",
-    "read_part",
-    "read_part_metadata",
-    "remote_feedback",
-    "segment_files",
-    "shadow_agreement",
-    "shadow_clicks",
-    "shadow_frame",
-    "write_part",
-]
-
 JOINED = ".joined"
 """Suffix of a segment whose rankings are in parts."""
 

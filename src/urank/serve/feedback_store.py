@@ -36,38 +36,6 @@ from numpy.typing import NDArray
 from urank.errors import DataError
 from urank.log.columns import MAX_POSITION
 
-__all__ = [
-    "MAX_RECORD",
-    "OWN_COLUMNS",
-    "RANKING_ID",
-    "SEGMENT",
-    "WAL",
-    "FeedbackColumns",
-    "FeedbackRecord",
-    "RankingRecord",
-    "Record",
-    "RecordKind",
-    "SegmentReader",
-    "ShadowRecord",
-    "WalWriter",
-    "check_log",
-    "columns_from",
-    "decode",
-    "durable_folder",
-    "encode",
-    "exclusive_lock",
-    "framed",
-    "is_closed",
-    "kind_of",
-    "new_ranking_id",
-    "new_segment",
-    "open_segment",
-    "read_segment",
-    "segment_of",
-    "segment_path",
-    "sync_folder",
-]
-
 SEGMENT = "^[0-9a-f]{12}-[0-9a-f]{6}$"
 """Name of a segment: milliseconds since 1970, and random digits."""
 RANKING_ID = "^[0-9a-f]{12}-[0-9a-f]{6}-[0-9a-f]{12}$"

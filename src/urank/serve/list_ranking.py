@@ -20,18 +20,6 @@ from urank.serve.models import ARMS, ActiveModels, ServedModel
 from urank.serve.request_arrays import MISSING, CandidateArrays, RequestLists
 from urank.serve.request_schemas import Problem
 
-__all__ = [
-    "Exploration",
-    "ExplorationKind",
-    "RankedList",
-    "explain",
-    "log_columns",
-    "log_record",
-    "rank_lists",
-    "shadow_orders",
-    "write_arrow",
-]
-
 ExplorationKind = Literal["swap", "shuffle"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -28,18 +28,6 @@ from urank.model_io import read_manifest
 from urank.ranking.positions import METHODS, Method, expected_gain, positions_in_lists
 from urank.serve.request_arrays import MISSING, CandidateArrays
 
-__all__ = [
-    "ARMS",
-    "ActiveModels",
-    "ModelSources",
-    "ServedModel",
-    "UserSplit",
-    "artifact_version",
-    "load_models",
-    "load_served",
-    "read_artifact",
-]
-
 ARMS = ("A", "B")
 _READ_ATTEMPTS = 5
 _RETRY_SECONDS = 0.01

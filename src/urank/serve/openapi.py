@@ -27,8 +27,6 @@ from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody, request_model
 from urank.serve.security import OPEN_PATHS
 from urank.serve.service import METRICS_TYPE, Service
 
-__all__ = ["OPERATIONS", "describe", "docs_page"]
-
 JSON = "application/json"
 OPERATIONS: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "/v1/rank": (("RankQuery", "RankBatch"), 200, ("Ranking", "RankingBatch")),

@@ -23,8 +23,6 @@ from starlette.responses import Response
 from urank.errors import ConfigError
 from urank.log.reader import read
 
-__all__ = ["PlaygroundSample", "html_page", "playground_page", "read_samples"]
-
 MAX_SAMPLES = 50
 
 

@@ -26,8 +26,6 @@ from types import FrameType
 from urank.errors import ConfigError, UrankError
 from urank.serve.server_settings import ServeConfig
 
-__all__ = ["WORKER", "Worker", "open_socket", "serve"]
-
 WORKER = "URANK_SERVE_WORKER"
 """Environment variable of a worker: its number, socket, pipe to the supervisor, and the supervisor's process id."""
 

@@ -34,16 +34,6 @@ from urank.serve.request_schemas import (
     RankQuery,
 )
 
-__all__ = [
-    "ARROW_TYPE",
-    "MISSING",
-    "CandidateArrays",
-    "CandidateReader",
-    "RequestLists",
-    "category_text",
-    "read_arrow",
-]
-
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 MISSING = "\x00missing"
 """Placeholder of a missing category: ONNX has no missing strings, and no vocabulary contains this one."""

@@ -20,26 +20,6 @@ from starlette.responses import Response
 from urank.ranking.positions import Method
 from urank.serve.feedback_store import RANKING_ID
 
-__all__ = [
-    "MAX_ERRORS",
-    "MAX_POSITIONS",
-    "MAX_TEXT",
-    "MAX_VALUE",
-    "PROBLEM_JSON",
-    "Candidate",
-    "Event",
-    "ExplainQuery",
-    "FeedbackBody",
-    "Limits",
-    "Problem",
-    "ProblemBody",
-    "RankBatch",
-    "RankQuery",
-    "invalid_body",
-    "problem_response",
-    "request_models",
-]
-
 MAX_TEXT = 512
 MAX_POSITIONS = 10_000
 MAX_VALUE = 1e30  # far below the overflow of sums in 32-bit floats

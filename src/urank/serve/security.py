@@ -21,8 +21,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from urank.serve.request_schemas import Limits, Problem, problem_response
 
-__all__ = ["OPEN_PATHS", "AccessMiddleware", "HeaderLimitProtocol", "read_body"]
-
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths without a key: they reveal only whether the server is well."""
 MAX_HEADER_BYTES = 64 * 2**10

@@ -12,8 +12,6 @@ from urank.serve.list_ranking import Exploration
 from urank.serve.models import ModelSources
 from urank.serve.request_schemas import Limits
 
-__all__ = ["KEY_VARIABLE", "ServeConfig", "is_loopback", "read_key"]
-
 KEY_VARIABLE = "URANK_API_KEY"
 MIN_KEY = 16
 

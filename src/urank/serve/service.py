@@ -41,8 +41,6 @@ from urank.serve.request_arrays import CandidateReader, RequestLists
 from urank.serve.request_schemas import Event, Problem
 from urank.serve.server_settings import ServeConfig
 
-__all__ = ["METRICS_TYPE", "Metrics", "RankedRequest", "RequestContext", "Service"]
-
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
