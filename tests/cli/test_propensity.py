@@ -129,7 +129,7 @@ def test_refusals(command: Command, log: Small, tmp_path: Path) -> None:
         "--method must be one of randomised, harvest, cpbm, em; got 'magic'"
     )
     assert "is prepared already" in command("propensity", folder, "--method", "em", "--drop", "f1").refusal
-    assert "policies belong" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
+    assert "policies can only be used with the method randomised" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
     assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--policy", "a").refusal
     assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--by", "a").refusal
     assert "by belongs" in command("propensity", folder, "--method", "em", "--by", "a").refusal
