@@ -374,7 +374,7 @@ def test_training_goes_on_from_the_file_of_the_first(told: list[dict[str, Any]])
 
 @pytest.mark.slow
 def test_fewer_lists_than_workers_are_refused(told: list[dict[str, Any]]) -> None:
-    reason = "TooFewError: there are fewer lists to learn from than the 2 workers; use fewer workers"
+    reason = "TooFewError: there are fewer training lists than the 2 workers; use fewer workers"
     assert [each["too few"] for each in told] == [reason, reason]  # by all alike: none is left waiting
 
 

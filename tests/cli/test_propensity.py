@@ -129,10 +129,10 @@ def test_refusals(command: Command, log: Small, tmp_path: Path) -> None:
         "--method must be one of randomised, harvest, cpbm, em; got 'magic'"
     )
     assert "is prepared already" in command("propensity", folder, "--method", "em", "--drop", "f1").refusal
-    assert "policies belong" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
+    assert "policies can only be used" in command("propensity", folder, "--method", "em", "--policy", "a").refusal
     assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--policy", "a").refusal
     assert "got 'a'" in command("propensity", folder, "--method", "randomised", "--by", "a").refusal
-    assert "by belongs" in command("propensity", folder, "--method", "em", "--by", "a").refusal
+    assert "by can only be used" in command("propensity", folder, "--method", "em", "--by", "a").refusal
     assert "nowhere" in command("propensity", tmp_path / "nowhere", "--method", "em").refusal
     refused = command("propensity", folder, "--method", "harvest", "-o", tmp_path).refusal
     assert refused == f"{tmp_path} is a folder; a file name is needed"

@@ -140,7 +140,7 @@ def test_what_is_asked_for(small: Small, tmp_path: Path) -> None:
 
 def test_a_propensity_that_knows_too_few_positions() -> None:
     given = block(click=[1, 1, 1], position=[1, 2, 3])
-    with pytest.raises(DataError, match="'mine' must know all positions of the log, up to 3; it knows 2"):
+    with pytest.raises(DataError, match="'mine' must cover all positions of the log, up to 3; it covers 2"):
         ClickGain(ExaminationCurve("mine", (1.0, 0.5)))(given)
 
 
