@@ -117,7 +117,7 @@ def test_a_log_without_validation_is_refused(small, tmp_path: Path) -> None:  # 
 def test_truth_that_does_not_fit_is_refused(small, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DataError, match="holds no truth"):
         read_truth(tmp_path)
-    with pytest.raises(DataError, match="the truth does not know the item"):
+    with pytest.raises(DataError, match="the truth does not contain the item"):
         oracle_predictions(read_truth(small.folder).head(3), small.dataset, "test")
 
 
