@@ -194,7 +194,7 @@ def test_names_of_several_models(
     assert names("a/model", "b/model", model) == ["a/model match", "b/model match", "model 3 match"]
     assert names(model, model.model_) == ["model 1 match", "model 2 match"]
     assert names(ModelPolicy("mine", model.model_, "match")) == ["mine"]
-    with pytest.raises(ConfigError, match="policies must have names of their own; 'a/model score' occurs twice"):
+    with pytest.raises(ConfigError, match="policies must have distinct names; 'a/model score' occurs twice"):
         names("a/model", "a/model")
 
 
@@ -230,7 +230,7 @@ def test_what_is_not_fitted_is_refused(tiny: Small, tmp_path: Path) -> None:
     [
         ({"ranker": "magic"}, "ranker in URank: input should be 'network', 'trees', 'lambdarank', "),
         ({"method": "magic"}, "method in URank: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
-        ({"ranker": "none", "method": "score"}, "method score needs a ranker that gives scores; got ranker 'none'"),
+        ({"ranker": "none", "method": "score"}, "method score needs a ranker with scores; got ranker 'none'"),
         ({"clicks": {"colour": 1}}, r"clicks\.colour is not a key of URank"),
         ({"scorer": {"sigma": 0}}, r"scorer\.sigma in URank: input should be greater than 0; got 0"),
         ({"trees": {"leaves": 1}}, r"trees\.leaves in URank: input should be greater than or equal to 2; got 1"),

@@ -81,7 +81,11 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
         (("MODEL", "LOG"), ("--levels", ""), "--levels takes numbers separated by commas, as 1,2,5; got ''"),
         (("MODEL", "LOG"), ("--levels", "1.5"), "the level of a shift must be a whole number from 0 up; got 1.5"),
         (("MODEL", "LOG"), ("--kind", "blend", "--levels", "2"), "the level of a blend must be from 0 to 1; got 2"),
-        (("MODEL", "LOG"), ("--estimator", "snips"), "estimator snips cannot judge a guard, which follows the logged"),
+        (
+            ("MODEL", "LOG"),
+            ("--estimator", "snips"),
+            "estimator snips cannot evaluate a guard, which follows the logged",
+        ),
         (("MODEL", "LOG"), ("--split", "tset"), "split must be train, valid, test or all; got 'tset'"),
         (("MODEL", "LOG"), ("--truth", "nowhere"), "nowhere holds no truth"),
         (("MODEL", "LOG"), ("--drop", "f1"), "LOG is prepared already: --column, --categorical and --drop belong to"),

@@ -194,7 +194,7 @@ def test_rankers_of_other_papers(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--propensity", "em"), "propensity is for the rankers lambdarank, lambdarank-trees, ranksvm; got 'em' with"),
+        (("--propensity", "em"), "propensity is only for the rankers lambdarank, lambdarank-trees, ranksvm; got"),
         (("--ranker", "ranksvm", "--propensity", "nowhere.json"), "nowhere.json"),
         (("--ranker", "lambdarank", "--learn-from", "hearsay"), "baseline.learn_from in the model: input should be"),
         (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'vector'"),
@@ -205,7 +205,7 @@ def test_rankers_of_other_papers(
         (("--target", "truth"), "scorer.target in the model: input should be 'model', 'counterfactual' or 'blend'"),
         (("--form", "best"), "scorer.form in the model: input should be 'stable' or 'paper'; got 'best'"),
         (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp' or 'deepfm'; got 'bert'"),
-        (("--ranker", "none", "--method", "score"), "method score needs a ranker that gives scores; got ranker 'none'"),
+        (("--ranker", "none", "--method", "score"), "method score needs a ranker with scores; got ranker 'none'"),
         (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),
         (("--memory", "4"), "memory must be a number with one of MB, GB"),
