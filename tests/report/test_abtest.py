@@ -307,7 +307,7 @@ def test_what_a_simulated_test_came_to(judged: JudgedTest, tmp_path: Path) -> No
     out = StringIO()
     print_judged(replace(judged, ab=replace(judged.ab, warnings=["Users got lost."])), Console(file=out, width=140))
     said = " ".join(out.getvalue().split())
-    assert said.endswith("The true lift was 12.0 %, which the 95 % interval holds.")
+    assert said.endswith("The true lift was 12.0 %, which the 95 % interval contains.")
     assert "beware Users got lost." in said
     write_judged(judged, tmp_path / "page.html")
     parsed, said = read(tmp_path / "page.html")
