@@ -114,13 +114,6 @@ def test_a_log_without_validation_is_refused(small, tmp_path: Path) -> None:  # 
         fit_clicks(Dataset(tmp_path / "prepared"), config("pbm"))
 
 
-def test_truth_that_does_not_fit_is_refused(small, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(DataError, match="holds no truth"):
-        read_truth(tmp_path)
-    with pytest.raises(DataError, match="the truth does not contain the item"):
-        oracle_predictions(read_truth(small.folder).head(3), small.dataset, "test")
-
-
 def test_curves_are_means_of_the_table(small, fits: dict[str, Fit]) -> None:  # type: ignore[no-untyped-def]
     model, log = fits["monotone"].model, urank.read(small.dataset.folder)
     frame = log.frame()

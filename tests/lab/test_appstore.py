@@ -18,7 +18,6 @@ from scipy.stats import chi2
 
 import urank
 from urank.clicks.fitting import ClickConfig
-from urank.errors import ConfigError
 from urank.lab.appstore import (
     FIRST_DAY,
     Ranker,
@@ -176,13 +175,6 @@ def test_visits_of_other_days_and_kinds_have_other_names(market: Market) -> None
     assert len(set().union(*names)) == 5 * 50
 
 
-def test_serving_twice_shows_the_same_and_other_seeds_do_not(market: Market) -> None:
-    first, again = (serve(draw_requests(each, 2), by_popularity(), policy="p") for each in (market, make()))
-    assert_frame_equal(first.log, again.log)
-    assert_array_equal(first.table, again.table)
-    assert not serve(draw_requests(make(seed=1), 2), by_popularity(), policy="p").log.equals(first.log)
-
-
 def test_a_day_on_which_nobody_comes(market: Market) -> None:
     nobody = draw_requests(market, 1, among=np.zeros(1000, dtype=bool))
     assert (
@@ -229,13 +221,6 @@ def test_click_rates_match_the_truth(week: tuple[pl.DataFrame, np.ndarray], by: 
     # One download of slack: in the smallest groups the normal approximation is coarse.
     error = (groups["click"] - groups["expected"]).abs().to_numpy()
     assert (error <= 4 * np.sqrt(groups["variance"].to_numpy()) + 1).all()
-
-
-def test_the_table_of_the_served_is_the_markets(requests: Requests) -> None:
-    market, served = requests.market, serve(requests, by_chance, policy="random")
-    user = served.log["user_id"].str.slice(5).cast(pl.Int64).to_numpy()
-    app = served.log["item_id"].str.slice(4).cast(pl.Int64).to_numpy()
-    assert_array_equal(served.table, market.table(user, app, 1))
 
 
 @pytest.mark.parametrize("ranker", [by_chance, by_popularity(0.5)])
@@ -314,12 +299,6 @@ def test_the_random_traffic_lies_before_all_that_was_ranked(store: Path, log: pl
     assert not set(random["query_id"]) & set(log["query_id"])
 
 
-def test_positions_are_one_to_the_last_of_every_visit(log: pl.DataFrame) -> None:
-    visits = log.group_by("query_id", maintain_order=True).agg("position", pl.col("item_id").n_unique())
-    assert all(positions == [1, 2, 3, 4, 5, 6] for positions in visits["position"].to_list())
-    assert set(visits["item_id"]) == {6}
-
-
 def test_the_truth_is_that_of_the_last_day(store: Path, log: pl.DataFrame, store_market: Market) -> None:
     truth = pl.read_parquet(store / "truth" / "candidates.parquet")
     last = log.filter(pl.col("timestamp").dt.date() == date(2020, 5, 8))
@@ -351,17 +330,6 @@ def test_the_config_makes_the_same_bytes_again_and_another_seed_others(store: Pa
     assert write(tmp_path / "again", config) == first
     other = write(tmp_path / "other", config.model_copy(update={"seed": 1}))
     assert all(other[name] != first[name] for name in FILES)
-
-
-def test_a_taken_folder_is_refused_unless_overwritten(store: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    before = write(folder)  # an empty one is used
-    with pytest.raises(ConfigError, match="store exists already"):
-        write(folder)
-    other = CONFIG.model_copy(update={"seed": 1})
-    assert write(folder, other, overwrite=True) != before
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 # The production ranker

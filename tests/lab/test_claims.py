@@ -400,13 +400,6 @@ def test_store_means_and_deviations_are_over_seeds(visited: pl.DataFrame) -> Non
         assert each.seconds == pytest.approx((1.0 + 2.0) / 2)
 
 
-def test_each_metric_is_its_own() -> None:
-    one = {metric: [0.1 * number, 0.3 * number] for number, metric in enumerate(STORE_METRICS)}
-    (row,) = store_rows(visits("store-dla", [9.0, 9.0], **one), ["store-dla"])
-    assert row.mean == pytest.approx({metric: 0.2 * number for number, metric in enumerate(STORE_METRICS)})
-    assert row.true == row.mean
-
-
 # --- stars ------------------------------------------------------------------------------------------------------------
 
 
@@ -649,11 +642,6 @@ def test_claims_of_the_curves_both_ways() -> None:
     assert holds([0.8, 0.05], [0.4, 0.2], [0.8, 0.2]) == [False, True]
     # No list is so long that it has a third item.
     assert holds([0.8, 0.1, 0], [0.8, 0.2, 0], [0.8, 0.4, 0]) == [True, True]
-
-
-def test_no_claim_of_a_curve_that_is_not_there() -> None:
-    curve = PositionCurve(METHODS["urank"].name, np.array([0.5, 0.4]), np.zeros(2))
-    assert curve_claims([curve]) == []
 
 
 def test_the_example_is_one_query_for_all(made: tuple[list[Path], pl.DataFrame]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from pydantic import ValidationError
 
 from urank.config import validate
 from urank.errors import ConfigError
@@ -142,17 +141,6 @@ def test_the_features_tell_of_yesterday_and_of_tastes_as_measured() -> None:
     assert_array_equal(features["taste_1"], market.features(user, app, 5)["taste_1"])  # measured once
 
 
-def test_users_and_apps_are_as_asked_for() -> None:
-    market = make(users=20_000, visits=0.7, bids=(0.5, 3.0))
-    assert abs(market.activity.mean() - 0.7) < 4 * 0.7 * 0.5 / np.sqrt(20_000)  # a gamma of shape 4 deviates by a half
-    shares = np.bincount(market.device) / 20_000
-    assert_allclose(shares, [0.7, 0.1, 0.2], atol=4 * 0.5 / np.sqrt(20_000))
-    assert ((market.bid >= 0.5) & (market.bid <= 3)).all()
-    assert ((market.thumbnail > 0) & (market.thumbnail < 1)).all()
-    fit = np.einsum("ud,ud->u", market.taste, market.genre[np.arange(20_000) % 80])
-    assert 0.5 < fit.std() < 4  # tastes matter beside popularity, whose deviation is 1
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -176,9 +164,3 @@ def test_refusals_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
     with pytest.raises(ConfigError, match=f"^{sentence}") as refused:
         validate(MarketConfig, {"positions": 10, "candidates": 20, "apps": 400, **changes}, "the app store")
     assert "\n" not in str(refused.value)
-
-
-def test_config_is_frozen_and_every_field_is_documented() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        MarketConfig().seed = 1  # type: ignore[misc]
-    assert all(field.description for field in MarketConfig.model_fields.values())

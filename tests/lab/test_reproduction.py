@@ -41,13 +41,6 @@ def test_a_row_for_each_seed_method_and_query(everything: Everything) -> None:
 
 
 @pytest.mark.slow
-def test_positions_are_whole_orders(everything: Everything) -> None:
-    results = pl.read_parquet(everything[1] / "results.parquet")
-    whole = results.select(pl.col("position").list.sort() == pl.int_ranges(1, pl.col("item_id").list.len() + 1))
-    assert whole.to_series().all()
-
-
-@pytest.mark.slow
 def test_no_two_methods_are_the_same(everything: Everything) -> None:
     """Hardly trained as they are: a row that got the settings or the model of another would show."""
     results = pl.read_parquet(everything[1] / "results.parquet").sort("seed", "query_id")
