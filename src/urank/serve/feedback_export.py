@@ -60,31 +60,13 @@ from urank.serve.feedback_store import (
 )
 
 __all__ = [
-    "JOINED",
-    "KEYS",
-    "UNMATCHED",
-    "ClosedSegment",
     "CompactionStats",
     "CompactionTask",
-    "FeedbackOrShadow",
-    "JoinedImpressions",
     "LogParts",
-    "PartMetadata",
-    "closed_segments",
     "compact",
-    "durable_file",
-    "has_impression",
-    "join_feedback",
-    "keep_unmatched",
-    "log_frame",
-    "read_part",
     "read_part_metadata",
     "remote_feedback",
-    "segment_files",
     "shadow_agreement",
-    "shadow_clicks",
-    "shadow_frame",
-    "write_part",
 ]
 
 JOINED = ".joined"
@@ -348,7 +330,7 @@ def shadow_frame(
         }
     ).with_row_index("order")
     counts = [len(shadow.items) for shadow in orders.values()]
-    silent = pl.DataFrame(
+    shadow_items = pl.DataFrame(
         {
             "session_id": pl.Series(list(orders), dtype=pl.String).gather(np.repeat(np.arange(len(orders)), counts)),
             "item_id": list(chain.from_iterable(shadow.items for shadow in orders.values())),
@@ -356,7 +338,7 @@ def shadow_frame(
         }
     )
     shown = pl.concat(log.select(*KEYS, "position", "click") for log in logs)
-    both = shown.join(heads, on="session_id", how="semi").join(silent, on=KEYS, how="full", coalesce=True)
+    both = shown.join(heads, on="session_id", how="semi").join(shadow_items, on=KEYS, how="full", coalesce=True)
     return (
         both.join(heads, on="session_id").sort("order", "position", "shadow_position", nulls_last=True).select(_SHADOW)
     )
