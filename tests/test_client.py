@@ -192,6 +192,7 @@ def test_an_explanation_is_the_click_table_and_the_utility_of_orders(place: Plac
 # Feedback
 
 
+@pytest.mark.slow
 def test_feedback_arrives_in_the_log_once(place: Place, tmp_path: Path) -> None:
     from urank.serve.feedback_export import compact
 
@@ -234,6 +235,7 @@ def test_the_facts_of_a_model_are_those_of_the_server(place: Place, client: Clie
         assert getattr(facts, name) == raw[name], name
 
 
+@pytest.mark.slow
 def test_shadow_test_and_exploration_are_told(place: Place, tmp_path: Path) -> None:
     options = ("--shadow", place.model, "--test", place.model, "--test-share", 0.25, "--test-name", "spring")
     with (
@@ -252,6 +254,7 @@ def test_shadow_test_and_exploration_are_told(place: Place, tmp_path: Path) -> N
     assert refusal.value.errors == (("user_id", "is required"),)
 
 
+@pytest.mark.slow
 def test_ready_while_it_serves_and_not_after(place: Place) -> None:
     with running(place.model, environment={"URANK_API_KEY": KEY}) as (url, process), Client(url) as client:
         assert client.ready()  # needs no key
@@ -265,6 +268,7 @@ def test_ready_while_it_serves_and_not_after(place: Place) -> None:
         assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_reload_tells_the_version_that_is_served_now(place: Place, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(place.model, model)
@@ -470,6 +474,7 @@ def test_what_is_late_is_not_sent_again() -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_too_many_at_once_are_told_so() -> None:
     async def two(url: str) -> list[Any]:
         async with AsyncClient(url, timeout=0.2, connections=1) as client:
@@ -543,6 +548,7 @@ def test_a_client_loads_neither_torch_nor_pandas() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(place: Place, small: Small, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks).replace("http://127.0.0.1:8000", place.url))

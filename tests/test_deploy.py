@@ -297,6 +297,7 @@ def served(saved: Path, log: Path, *options: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_probes_ask_for_what_is_there(saved: Path, tmp_path: Path) -> None:
     probes = {name: container()[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {probe["port"] for probe in probes.values()} == {"http"}
@@ -402,6 +403,7 @@ def test_the_parts_of_the_cluster_name_each_other() -> None:
     assert found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["StatefulSet"]["spec"]["replicas"]
 
 
+@pytest.mark.slow
 def test_clicks_that_go_to_every_replica_count_once(saved: Path, tmp_path: Path) -> None:
     """One of the ways that docs/deploy.md tells: without joining the folders; a click elsewhere alone is not joined."""
     logs = [tmp_path / "0", tmp_path / "1"]
@@ -421,6 +423,7 @@ def test_clicks_that_go_to_every_replica_count_once(saved: Path, tmp_path: Path)
         assert rows.filter(pl.col("click") == 1)["item_id"].to_list() == ["b"]
 
 
+@pytest.mark.slow
 def test_a_click_at_the_wrong_replica_is_joined_when_the_folders_are_brought_together(
     saved: Path, tmp_path: Path
 ) -> None:
@@ -483,6 +486,7 @@ def test_the_page_names_files_that_are_there() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_page_scrapes_what_is_measured(saved: Path, tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)

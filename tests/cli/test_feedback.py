@@ -48,7 +48,7 @@ def test_feedback(folder: Path, command: Any) -> None:
     assert result.stdout.splitlines() == [
         "120 rankings with 360 impressions, 180 clicks and 0 conversions exported",
         "feedback: 0 late, 0 repeated, 0 unmatched",
-        "write-ahead files waiting: 1 (still written to, or with clicks on such)",
+        "write-ahead files waiting: 1 (open, or with clicks on such)",
         f"next: urank prepare {folder / 'log'} -o prepared",
     ]
     later = ranking(active.name, columns=VALUED)
@@ -75,7 +75,7 @@ def test_what_is_within_the_window_waits(folder: Path, command: Any) -> None:
     assert result.stdout.splitlines() == [
         "0 rankings with 0 impressions, 0 clicks and 0 conversions exported",
         "feedback: 0 late, 0 repeated, 0 unmatched",
-        "write-ahead files waiting: 2 (still written to, within 600 s of the last write, or with clicks on such)",
+        "write-ahead files waiting: 2 (open, within 600 s of the last write, or with clicks on such)",
     ]
     assert not (folder / "log").exists()
 
@@ -143,7 +143,7 @@ def test_several_servers(tmp_path: Path, command: Any) -> None:
 
 
 def test_refusals(folder: Path, tmp_path: Path, command: Any) -> None:
-    missing = f"{tmp_path} is not a feedback log, of `urank serve --log`: it has no folder wal"
+    missing = f"{tmp_path} is not a feedback log of `urank serve --log`: it has no folder wal"
     assert command("feedback", tmp_path).refusal == missing
     assert list(tmp_path.iterdir()) == [folder]
     refusal = command("feedback", folder, "--with", folder, "--with", tmp_path).refusal

@@ -100,6 +100,7 @@ def test_what_cannot_be_served_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_that_is_none_is_refused_and_makes_no_log(workers: int, tmp_path: Path) -> None:
     """In a process of its own, as several workers are; one of them speaks for all."""
@@ -185,6 +186,7 @@ def test_numbers_out_of_bounds_are_refused(arguments: tuple[str, str], model: Pa
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_key_is_in_no_output(model: Path, tmp_path: Path) -> None:
     file, output = tmp_path / "key", tmp_path / "output"
     file.write_text(KEY)
@@ -234,6 +236,7 @@ def test_sigterm_finishes_the_request_at_hand(workers: int, model: Path, tmp_pat
         httpx.get(f"{url}/healthz")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "output"
     with running(model, "--workers", 2, output=output) as (url, process):
@@ -254,6 +257,7 @@ def test_a_killed_worker_is_replaced(model: Path, tmp_path: Path) -> None:
     assert output.read_text().count("starting another") == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_in_peace(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "output"
     with running(model, output=output) as (_, process):

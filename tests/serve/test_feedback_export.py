@@ -246,7 +246,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_feedback_log(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="is not a feedback log, of `urank serve --log`"):
+        with pytest.raises(ConfigError, match="is not a feedback log of `urank serve --log`"):
             compact(folder)
         assert not list(tmp_path.iterdir())
     (tmp_path / "wal").mkdir()

@@ -318,7 +318,7 @@ import asyncio, sys
 from pathlib import Path
 from serve.served_log import PLAIN, event, ranking
 from urank.serve.feedback_store import encode
-from urank.serve.feedback_store import Writer
+from urank.serve.feedback_store import WalWriter
 
 async def client(writer, number):
     while True:
@@ -329,7 +329,7 @@ async def client(writer, number):
         print(made.ranking_id + " b", flush=True)
 
 async def work():
-    writer = Writer(Path(sys.argv[1]), segment_bytes=20_000, segment_seconds=0.2)
+    writer = WalWriter(Path(sys.argv[1]), segment_bytes=20_000, segment_seconds=0.2)
     await asyncio.gather(*[client(writer, number) for number in range(8)])
 
 asyncio.run(work())

@@ -21,7 +21,7 @@ from serve.served_log import (
 )
 from urank.errors import ConfigError
 from urank.serve.feedback_export import CompactionStats, compact, read_part_metadata, remote_feedback
-from urank.serve.feedback_store import FeedbackRecord, ShadowRecord, encode, framed
+from urank.serve.feedback_store import ShadowRecord, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))
 
@@ -57,11 +57,6 @@ def test_what_others_kept_is_joined_and_they_are_not_changed(here: Path, there: 
         assert taken(here, also=also) == CompactionStats()
     assert files(here) == settled
     assert files(there) == before
-
-
-def taken_after(folder: Path, *records: FeedbackRecord | ShadowRecord) -> CompactionStats:
-    sealed(folder, 1, *records)
-    return taken(folder)
 
 
 def test_a_ranking_and_what_others_heard_of_it_come_together(here: Path, there: Path) -> None:

@@ -169,6 +169,19 @@ def test_the_silent_model_is_not_heard(seed: int, lengths: list[int], asked: int
     assert shadow_orders(served, lists, shown) == [[item["item_id"] for item in each["items"]] for each in wanted]
 
 
+def test_shadow_orders_belong_to_their_lists_in_a_mixed_batch() -> None:
+    """Lists with the same method and number of positions are ranked together, out of their order."""
+    served = ActiveModels(loaded("trees"), loaded("network"))
+    queries = queries_for(served, np.random.default_rng(1), [4, 5, 6, 7])
+    for query, positions in zip(queries, (2, 3, 2, 3), strict=True):
+        query["positions"] = positions
+        for candidate in query["candidates"]:
+            candidate["item_id"] = f"{query['query_id']}-{candidate['item_id']}"
+    lists, shown, _ = ranked(served, queries)
+    orders = shadow_orders(served, lists, shown)
+    assert [{item.split("-")[0] for item in order} for order in orders] == [{q["query_id"]} for q in queries]
+
+
 @pytest.mark.parametrize(
     ("kind", "method"), [(kind, method) for kind in KINDS for method in METHODS[kind in ("clicks", "numbers") :]]
 )

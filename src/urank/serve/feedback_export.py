@@ -59,6 +59,19 @@ from urank.serve.feedback_store import (
     sync_folder,
 )
 
+<<<<<<< HEAD
+=======
+__all__ = [
+    "CompactionStats",
+    "CompactionTask",
+    "LogParts",
+    "compact",
+    "read_part_metadata",
+    "remote_feedback",
+    "shadow_agreement",
+]
+
+>>>>>>> wt-serve
 JOINED = ".joined"
 """Suffix of a segment whose rankings are in parts."""
 
@@ -320,7 +333,7 @@ def shadow_frame(
         }
     ).with_row_index("order")
     counts = [len(shadow.items) for shadow in orders.values()]
-    silent = pl.DataFrame(
+    shadow_items = pl.DataFrame(
         {
             "session_id": pl.Series(list(orders), dtype=pl.String).gather(np.repeat(np.arange(len(orders)), counts)),
             "item_id": list(chain.from_iterable(shadow.items for shadow in orders.values())),
@@ -328,7 +341,7 @@ def shadow_frame(
         }
     )
     shown = pl.concat(log.select(*KEYS, "position", "click") for log in logs)
-    both = shown.join(heads, on="session_id", how="semi").join(silent, on=KEYS, how="full", coalesce=True)
+    both = shown.join(heads, on="session_id", how="semi").join(shadow_items, on=KEYS, how="full", coalesce=True)
     return (
         both.join(heads, on="session_id").sort("order", "position", "shadow_position", nulls_last=True).select(_SHADOW)
     )
