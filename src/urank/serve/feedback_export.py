@@ -59,19 +59,6 @@ from urank.serve.feedback_store import (
     sync_folder,
 )
 
-<<<<<<< HEAD
-=======
-__all__ = [
-    "CompactionStats",
-    "CompactionTask",
-    "LogParts",
-    "compact",
-    "read_part_metadata",
-    "remote_feedback",
-    "shadow_agreement",
-]
-
->>>>>>> wt-serve
 JOINED = ".joined"
 """Suffix of a segment whose rankings are in parts."""
 
