@@ -23,7 +23,7 @@ from urank.evaluation.policy_evaluation import evaluate_policies
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.pipeline import fit_model, policies_of
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import UrankConfig
 
 NAMES = {"query_id": "srch_id", "item_id": "prop_id", "policy": "random_bool"}
 DROP = ["gross_bookings_usd", "date_time"]

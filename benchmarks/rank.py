@@ -152,8 +152,7 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     from urank.clicks.fitting import ClickConfig
     from urank.learning.features import Featurizer, Numeric
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import RankingModel
-    from urank.ranking.urank_config import UrankConfig
+    from urank.ranking.ranking_model import RankingModel, UrankConfig
     from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
     featurizer = Featurizer(tuple(Numeric(name, 0.0, 1.0, missing=False) for name in FEATURES), ())

@@ -19,7 +19,7 @@ from urank.log.dataset import Dataset
 from urank.model_io import save_model
 from urank.pipeline import fit_model
 from urank.progress import Report
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import Trained, model_files, model_from_files, train_on_ray

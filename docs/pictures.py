@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 
 from urank.config import read_toml, validate
 from urank.lab.claims import list_example, position_curves
-from urank.lab.live_test import TREATMENT, AbTestConfig, AbTestRun, judge_abtest
-from urank.lab.live_test_report import LIVE_PERIODS
+from urank.lab.live_test import LIVE_PERIODS, TREATMENT, AbTestConfig, AbTestRun, judge_abtest
 from urank.lab.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
 from urank.lab.paper_report import lists_plot, positions_plot
 from urank.report.abtest_report import days_plot

@@ -17,8 +17,7 @@ from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
 from urank.learning.features import Featurizer
 from urank.model_io import load_model, save_model
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 
 __all__ = [
     "CHECKS",

@@ -30,8 +30,7 @@ from pydantic import ValidationError
 
 from serve.server import running, save_served
 from urank.client import AsyncClient, Client, RankedItem, Ranking, Reloaded, ServerError
-from urank.client.client_errors import refusal_error
-from urank.client.transport import FIRST_DELAY, MAX_DELAY, retry_delay
+from urank.client.transport import FIRST_DELAY, MAX_DELAY, refusal_error, retry_delay
 from urank.errors import ConfigError, DataError, UrankError
 
 if TYPE_CHECKING:  # torch is slow to load

@@ -21,16 +21,15 @@ from typing import Any
 import httpx
 import polars as pl
 import pytest
-import typer.main
 import yaml
 
 from export.models import ALONE, build
 from serve.server import running
-from urank.cli import app as cli
+from urank.cli import load_command
 from urank.cli.serve import serve_command
 from urank.learning.features import Featurizer
 from urank.model_io import save_model
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import UrankConfig
 from urank.serve.feedback_export import compact
 from urank.serve.processes import GRACE_SECONDS
 from urank.serve.request_schemas import Limits
@@ -107,8 +106,7 @@ each_file = pytest.mark.parametrize("file", ["Dockerfile", "compose", "kubernete
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """The options of a command line, as `urank serve` takes them."""
     assert arguments[0] == "serve"
-    group = typer.main.get_command(cli)
-    command = group.get_command(None, "serve")  # type: ignore[attr-defined]
+    command = load_command("serve")
     found: dict[str, Any] = command.make_context("serve", arguments[1:]).params
     return found
 
@@ -129,8 +127,7 @@ def test_every_option_in_words_exists() -> None:
     """Also those that the documentation and comments speak of, beside those of the tools that they are for."""
     others = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--rm", "--build", "--build-arg", "--now"}
     others |= {"--from-file", "--overwrite", "--window", "--with", "--only", "--help"}
-    group = typer.main.get_command(cli)
-    command = group.get_command(None, "serve")  # type: ignore[attr-defined]
+    command = load_command("serve")
     known = {name for parameter in command.params for name in parameter.opts}
     texts = [DEPLOY / "urank.service", DEPLOY / "nginx.conf", DEPLOY / "compose.yaml", DEPLOY / "kubernetes.yaml"]
     for path in [*texts, PAGE]:

@@ -23,8 +23,7 @@ from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import Dataset
 from urank.pipeline import ModelFit, fit_model, policies_of, prepared
 from urank.ranking.policies import ModelPolicy, Random
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import NetworkScorer
 
 TRAINING = {"epochs": 2, "batch_lists": 64}

@@ -30,8 +30,7 @@ from urank.clicks.fitting import ClickConfig
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError, UrankError
 from urank.learning.features import Featurizer, Numeric
-from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
 from urank.ranking.urank_network import NetworkScorer, RankerConfig, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
 from urank.storage import new_folder

@@ -52,10 +52,9 @@ from urank.propensity.examination import Propensity
 from urank.propensity.methods import PropensityMethod, fit_propensity, load_propensity
 from urank.ranking.baselines import BASELINES, Baseline, fit_baseline
 from urank.ranking.guard import Guard, GuardKind
+from urank.ranking.matching import Method
 from urank.ranking.policies import ModelPolicy, Policy, Random
-from urank.ranking.positions import Method
-from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR

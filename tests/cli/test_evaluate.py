@@ -17,8 +17,7 @@ from pages import Page
 from simulated import Small
 from urank.model_io import save_model
 from urank.pipeline import ModelFit
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 
 QUICK = ("--cuts", 1)
 

@@ -12,10 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from export.models import ALONE, TREES, build
-from urank.cli.export import export_command
+from urank.cli.model import export_command
 from urank.errors import UrankError
 from urank.model_io import save_model
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import UrankConfig
 
 
 @pytest.fixture(scope="module")

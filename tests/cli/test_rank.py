@@ -399,7 +399,7 @@ def test_help(urank: Callable[..., Any]) -> None:
 
 def test_a_saved_model(tmp_path: Path, urank: Callable[..., Any]) -> None:
     from urank.model_io import save_model
-    from urank.ranking.urank_config import UrankConfig
+    from urank.ranking.ranking_model import UrankConfig
 
     made = RankingModel(click_model())
     save_model(made, UrankConfig(), tmp_path / "model", onnx=False)

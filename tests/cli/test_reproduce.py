@@ -15,7 +15,7 @@ import tomli_w
 
 from lab.tiny import TINY, half_written
 from pages import Page
-from urank.lab.experiment_settings import EXPERIMENTS
+from urank.lab.experiment import EXPERIMENTS
 from urank.lab.letor_experiment import METHODS
 
 

@@ -8,8 +8,7 @@ from functools import cache
 import pytest
 
 from export.models import Case, build
-from urank.export.bundle import Export
-from urank.export.onnx import export_onnx
+from urank.export.onnx import Export, export_onnx
 from urank.export.vespa import export_vespa
 
 

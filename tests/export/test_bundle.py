@@ -14,16 +14,8 @@ from onnx import numpy_helper
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.clicks.calibration import Calibration
 from urank.errors import DataError
-from urank.export.bundle import (
-    ROWS,
-    Export,
-    check_graph,
-    graph_inputs,
-    inverse_signed_log,
-    missing_text,
-    random_rows,
-)
 from urank.export.graph import ranking_graph
+from urank.export.onnx import ROWS, Export, check_graph, graph_inputs, inverse_signed_log, missing_text, random_rows
 from urank.learning.features import Categorical, Featurizer, Numeric
 from urank.log.columns import signed_log
 from urank.ranking.ranking_model import RankingModel

@@ -23,8 +23,8 @@ from urank.clicks.click_model import ClickModel, Member, NetworkClicks
 from urank.clicks.families import Head, NetworkFamily, build_network
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError
-from urank.export.bundle import Export, graph_inputs, random_rows
 from urank.export.graph import DOUBLE, IR_VERSION, OPSETS, ZERO, Categories, GraphBuilder, click_graph, ranking_graph
+from urank.export.onnx import Export, graph_inputs, random_rows
 from urank.learning.features import Categorical, Featurizer, Inputs
 from urank.learning.networks import Backbone
 from urank.learning.training import seeded

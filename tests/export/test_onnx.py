@@ -15,9 +15,8 @@ import pytest
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import onnx as module
-from urank.export.bundle import Export
 from urank.export.graph import ranking_graph
-from urank.export.onnx import export_onnx
+from urank.export.onnx import Export, export_onnx
 from urank.export.vespa import export_vespa
 
 Exported = Callable[[Case, str], Export]
@@ -109,7 +108,7 @@ def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr("urank.export.bundle.check_graph", fail)
+    monkeypatch.setattr("urank.export.onnx.check_graph", fail)
     with pytest.raises(RuntimeError, match="disk full"):
         export_onnx(build(ALONE, seed=1), tmp_path / "there", overwrite=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before

@@ -19,8 +19,8 @@ from export.application import IDENTIFIER, Block, parse, tensor
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.errors import ConfigError, DataError
 from urank.export import vespa as module
-from urank.export.bundle import Export, random_rows
 from urank.export.graph import ranking_graph
+from urank.export.onnx import Export, random_rows
 from urank.export.vespa import export_vespa, identifiers
 from urank.ranking.ranking_model import RankingModel
 

@@ -8,8 +8,8 @@ import pytest
 
 from lab.tiny import TINY, config
 from urank.lab.appstore_experiment import StoreTrial
+from urank.lab.experiment import EXPERIMENTS
 from urank.lab.experiment_results import Reproduction
-from urank.lab.experiment_settings import EXPERIMENTS
 from urank.lab.letor_experiment import LetorTrial
 from urank.lab.reproduction import reproduce
 from urank.progress import silent

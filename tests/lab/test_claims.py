@@ -28,6 +28,7 @@ from urank.lab.claims import (
     store_claims,
     store_rows,
 )
+from urank.lab.experiment import read_experiment
 from urank.lab.experiment_results import (
     METRICS,
     STORE_METRICS,
@@ -38,7 +39,6 @@ from urank.lab.experiment_results import (
     Reproduction,
     StoreRow,
 )
-from urank.lab.experiment_settings import read_experiment
 from urank.lab.letor_experiment import METHODS, STEPS, list_metrics
 
 SVM = ([0.45, 0.65, 1.05], [0.45, 0.6, 0.21])

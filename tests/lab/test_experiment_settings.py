@@ -12,6 +12,7 @@ from lab.tiny import KNOWN, TINY, config
 from urank.config import validate
 from urank.errors import ConfigError
 from urank.lab.appstore_experiment import STORE_METHODS
+from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.experiment_results import (
     DATASETS,
     METRICS,
@@ -21,7 +22,6 @@ from urank.lab.experiment_results import (
     published_metrics,
     published_store,
 )
-from urank.lab.experiment_settings import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.letor_experiment import METHODS
 
 

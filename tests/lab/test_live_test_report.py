@@ -12,8 +12,16 @@ from rich.console import Console
 
 from pages import Page
 from report.analyses import DAYS, analysis, result
-from urank.lab.live_test import CONTROL, TREATMENT, AbTestConfig, AbTestRun, JudgedTest, Learned
-from urank.lab.live_test_report import print_judged, write_judged
+from urank.lab.live_test import (
+    CONTROL,
+    TREATMENT,
+    AbTestConfig,
+    AbTestRun,
+    JudgedTest,
+    Learned,
+    print_judged,
+    write_judged,
+)
 
 
 @pytest.fixture

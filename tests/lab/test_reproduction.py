@@ -15,8 +15,8 @@ import pytest
 from lab.tiny import TINY, config, half_written
 from urank.errors import ConfigError, UrankError
 from urank.lab.appstore_experiment import STORE_METHODS
+from urank.lab.experiment import EXPERIMENTS
 from urank.lab.experiment_results import METRICS, STORE_METRICS, Reproduction
-from urank.lab.experiment_settings import EXPERIMENTS
 from urank.lab.letor_experiment import METHODS
 from urank.lab.reproduction import experiment_names, reproduce
 

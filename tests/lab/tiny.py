@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from urank.lab.experiment import ExperimentConfig, read_experiment
 from urank.lab.experiment_results import METRICS, STORE_METRICS, MethodKind, MethodRow, StoreRow
-from urank.lab.experiment_settings import ExperimentConfig, read_experiment
 from urank.lab.runner import EVERY_STEP
 
 __all__ = [

@@ -37,8 +37,7 @@ from urank.ranking.baselines import (
 from urank.ranking.losses import softmax_loss
 from urank.ranking.objectives import BaselineConfig, ClickGain, LabelGain
 from urank.ranking.policies import Random, ScorerPolicy, TableMatch
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
 from urank.ranking.utility import utility

@@ -13,8 +13,8 @@ from urank.errors import DataError
 from urank.log.dataset import Block
 from urank.log.ragged import list_ids
 from urank.pipeline import ModelFit
+from urank.ranking.matching import METHODS, Method
 from urank.ranking.policies import LoggedOrder, ModelPolicy, Random
-from urank.ranking.positions import METHODS, Method
 from urank.ranking.ranking_model import RankingModel
 
 

@@ -18,8 +18,7 @@ from urank.clicks.click_model import ClickModel
 from urank.errors import ConfigError, DataError
 from urank.learning.features import Featurizer, Inputs, Numeric
 from urank.log.ragged import pad, positions_by_score, where_items
-from urank.ranking.matching import match
-from urank.ranking.positions import METHODS, Method
+from urank.ranking.matching import METHODS, Method, match
 from urank.ranking.ranking_model import RankingModel
 
 K = 2

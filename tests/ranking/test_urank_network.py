@@ -33,8 +33,7 @@ from urank.ranking.losses import swap_loss, swaps
 from urank.ranking.matching import match
 from urank.ranking.objectives import by_length
 from urank.ranking.policies import LoggedOrder, Random
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import NetworkScorer, RankerConfig, fit_urank, mean_swap_loss, value_feature
 from urank.ranking.utility import item_gains
 

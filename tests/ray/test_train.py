@@ -14,7 +14,7 @@ from simulated import Small
 from urank.config import validate
 from urank.errors import DataError
 from urank.pipeline import fit_model
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.ranking_model import UrankConfig
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import train_on_ray
 

@@ -59,7 +59,7 @@ def save_served(fitted: ModelFit, folder: Path, method: str = "score") -> Path:
     """Write a model with its graphs, which is what a server loads."""
     from urank.config import validate
     from urank.model_io import save_model
-    from urank.ranking.urank_config import UrankConfig
+    from urank.ranking.ranking_model import UrankConfig
 
     save_model(fitted.model, validate(UrankConfig, {"method": method}), folder, onnx=True)
     return folder

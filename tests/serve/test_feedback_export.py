@@ -39,12 +39,7 @@ from serve.served_log import (
 )
 from urank.errors import ConfigError, DataError
 from urank.serve import feedback_export as compacting
-from urank.serve.feedback_export import (
-    CompactionStats,
-    LogParts,
-    compact,
-    shadow_agreement,
-)
+from urank.serve.feedback_export import CompactionStats, LogParts, compact, shadow_agreement
 from urank.serve.feedback_store import FeedbackRecord, RankingRecord, ShadowRecord, WalWriter, encode, framed
 
 ONE, TWO, THREE = map(segment_name, (1, 2, 3))

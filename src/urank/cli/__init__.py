@@ -16,21 +16,21 @@ from typer.core import TyperCommand, TyperGroup
 from urank.errors import UrankError
 
 COMMANDS = {
-    "run": ("urank.cli.run", "Do the whole job: inspect, prepare, train, evaluate, and write one report."),
-    "inspect": ("urank.cli.inspect", "Check whether position effects can be learned from a log."),
+    "run": ("urank.cli.train", "Do the whole job: inspect, prepare, train, evaluate, and write one report."),
+    "inspect": ("urank.cli.log", "Check whether position effects can be learned from a log."),
     "prepare": (
-        "urank.cli.prepare",
+        "urank.cli.log",
         "Turn an impression log into one row per query, split into train, valid and test.",
     ),
     "train": ("urank.cli.train", "Train a ranker on a log."),
     "evaluate": ("urank.cli.evaluate", "Estimate from a log what models would earn, with intervals."),
     "guard": ("urank.cli.evaluate", "Estimate what a model would earn if it stayed close to the logged order."),
     "rank": ("urank.cli.rank", "Rank lists of candidates, best first."),
-    "curves": ("urank.cli.curves", "Show how the clicks of items or groups fall with position."),
+    "curves": ("urank.cli.model", "Show how the clicks of items or groups fall with position."),
     "serve": ("urank.cli.serve", "Serve a model over HTTP."),
-    "feedback": ("urank.cli.feedback", "Turn what a server logged into a click log."),
-    "export": ("urank.cli.export", "Write a model for a search engine or another runtime."),
-    "propensity": ("urank.cli.propensity", "Estimate examination by position."),
+    "feedback": ("urank.cli.serve", "Turn what a server logged into a click log."),
+    "export": ("urank.cli.model", "Write a model for a search engine or another runtime."),
+    "propensity": ("urank.cli.log", "Estimate examination by position."),
     "abtest": ("urank.cli.abtest", "Plan, analyse and simulate A/B tests."),
     "simulate": ("urank.cli.lab", "Simulate a click log with a known truth."),
     "appstore": ("urank.cli.lab", "Simulate the log of an app store."),

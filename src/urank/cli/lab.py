@@ -258,8 +258,7 @@ def abtest_simulate_command(
     values = deep_merge(read_toml(config) if config is not None else {}, flags)
     import torch  # slow to import
 
-    from urank.lab.live_test import AbTestConfig, judge_abtest, simulate_abtest
-    from urank.lab.live_test_report import print_judged, write_judged
+    from urank.lab.live_test import AbTestConfig, judge_abtest, print_judged, simulate_abtest, write_judged
 
     checked = validate(AbTestConfig, values, str(config) if config is not None else "the test")
     torch.set_num_threads(1)  # sums in another order could have other bits

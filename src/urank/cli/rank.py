@@ -31,7 +31,7 @@ from urank.storage import new_file, to_path
 
 if TYPE_CHECKING:  # torch is slow to load
     from urank.log.candidates import Candidates
-    from urank.ranking.positions import Method as RankMethod
+    from urank.ranking.matching import Method as RankMethod
     from urank.ranking.ranking_model import RankingModel
 
 

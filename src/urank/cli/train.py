@@ -1,4 +1,4 @@
-"""`urank train`."""
+"""`urank train`, and `urank run`, the whole job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from urank.cli.options import (
     EngineOptions,
@@ -23,11 +24,12 @@ from urank.config import deep_merge, read_toml, validate
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
-from urank.pipeline import train
-from urank.ranking.urank_config import UrankConfig
+from urank.pipeline import run, train
+from urank.ranking.ranking_model import UrankConfig
+from urank.report.evaluation_report import print_evaluation
 from urank.storage import absolute
 
-SETTINGS = {
+_SETTINGS = {
     "--click-model": "clicks.families",
     "--ensemble": "clicks.ensemble",
     "--mix": "clicks.mix",
@@ -43,9 +45,49 @@ SETTINGS = {
     "--device": ("clicks.training.device", "scorer.training.device"),
     "--seed": ("clicks.seed", "scorer.seed", "svm.seed"),
 }
+_RUN_SETTINGS = {flag: _SETTINGS[flag] for flag in ("--click-model", "--ensemble", "--ranker", "--seed")}
 
 
-@command(UrankConfig, SETTINGS)
+@command(UrankConfig, _RUN_SETTINGS)
+def run_command(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A log as `urank prepare` takes it.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the model, the data and the report.")
+    ],
+    settings: dict[str, Any],
+    truth: Truth = None,
+    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that stop and choose.")] = 0.1,
+    test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for evaluation.")] = 0.1,
+    columns: LogOptions = LogOptions(),
+    memory: MemoryOption = "4GB",
+    overwrite: Overwrite = False,
+    printing: PrintOptions = PrintOptions(),
+) -> None:
+    """Do the whole job: inspect a log, prepare it, train a ranker, estimate what it would earn, and write one report.
+
+    DIR then contains `prepared/`, `model/` (for `urank rank` and `urank.load_model`), `report.html` and
+    `evaluation.json`. It appears when everything is done.
+
+    Example: `urank run log.parquet -o job -c position=rank`
+    """
+    checked = validate(UrankConfig, settings, "the model")
+    arguments: dict[str, Any] = {"valid": valid, "test": test, "overwrite": overwrite, "memory": Memory.parse(memory)}
+    if truth is not None:
+        from urank.lab.truth import compare_evaluation, review_fit
+
+        arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
+    with printing.progress() as report:
+        found = run(columns.open(log), checked, output, report=report, **arguments)
+
+    def text(console: Console) -> None:
+        verdict = f"The log is {found.inspection.verdict.sentence}.\n"
+        console.print(verdict, highlight=False, soft_wrap=True, markup=False)
+        print_evaluation(found.evaluation, console, found.training.method, found.reference)
+
+    printing.show(found.document, text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")
+
+
+@command(UrankConfig, _SETTINGS)
 def train_command(
     log: Annotated[
         str,

@@ -9,7 +9,7 @@
 """
 
 from urank.client.client import AsyncClient, Client
-from urank.client.client_errors import ServerError
+from urank.client.transport import ServerError
 from urank.client.wire_schemas import (
     ExplainedItem,
     Explanation,

@@ -3,18 +3,245 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
+import polars as pl
+from numpy.typing import NDArray
 from onnx import helper
 
-from urank.errors import ConfigError
-from urank.export.bundle import INPUTS_FILE, Export, check_graph, describe, missing_text, to_json, write_bundle
-from urank.export.graph import CATEGORICAL, NUMERIC, VALUE, ranking_graph
+from urank.errors import ConfigError, DataError
+from urank.export.graph import CATEGORICAL, CTR1, LOG_CTR, NUMERIC, SCORE, VALUE, Categories, ranking_graph
 from urank.learning.features import Featurizer
+from urank.ranking.matching import expected_gain
 from urank.ranking.ranking_model import RankingModel
-from urank.storage import new_file
+from urank.storage import new_file, new_folder
+
+FORMAT = "urank export"
+INPUTS_FILE = "inputs.json"
+
+# Graphs of every kind were run in ONNX Runtime 1.19 to 1.31. TreeEnsemble came with 1.21, whose splits on sets of
+# categories, like those of 1.22, were wrong.
+LEAST_RUNTIME, LEAST_RUNTIME_FOR_TREES = "1.19", "1.23"
+
+ROWS = 512
+TOLERANCE = 1e-4
+ODD_SHARE = 0.2
+"""Share of missing values among random numbers, and of unknown or missing values among random categories."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A written export.
+
+    Attributes:
+        kind: `onnx` or `vespa`.
+        target: the folder or file.
+        files: file names within the folder, or the name of the file.
+        content: the content of `inputs.json`.
+        difference: the largest relative difference from the model on random rows.
+    """
+
+    kind: str
+    target: Path
+    files: tuple[str, ...]
+    content: Mapping[str, Any]
+    difference: float
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """New names of the features that could not keep theirs."""
+        features = (each for value in self.content["inputs"].values() for each in value.get("features", ()))
+        names = {each["feature"]: each["name"] for each in features if isinstance(each, dict)}
+        return {feature: name for feature, name in names.items() if feature != name}
+
+
+def describe(
+    kind: str, model: RankingModel, graph: onnx.ModelProto, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Describe the model, the versions a runtime must support, and the outputs of the graph."""
+    K = model.clicks.positions
+    outputs = {
+        SCORE: {"shape": ["rows"], "meaning": "the score to rank by, highest first"},
+        LOG_CTR: {"shape": ["rows", K], "meaning": f"log P(click) at positions 1 to {K}"},
+        CTR1: {"shape": ["rows"], "meaning": "value · P(click at position 1)"},
+    }
+    trees = any(node.op_type == "TreeEnsemble" for node in graph.graph.node)
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "urank": version("urank"),
+        "model": {"name": model.name, "method": model.method, **(facts or {})},
+        "positions": K,
+        "opsets": {entry.domain or "ai.onnx": entry.version for entry in graph.opset_import},
+        "ir_version": graph.ir_version,
+        "least_onnxruntime": LEAST_RUNTIME_FOR_TREES if trees else LEAST_RUNTIME,
+        "outputs": {value.name: outputs[value.name] for value in graph.graph.output},
+    }
+
+
+def write_bundle(
+    model: RankingModel,
+    target: Path,
+    graph: onnx.ModelProto,
+    graph_file: str,
+    categories: Categories,
+    texts: Mapping[str, str],
+    content: Mapping[str, Any],
+    *,
+    overwrite: bool,
+) -> Export:
+    """Write a folder of a graph and text files, atomically and after `check_graph`; it only replaces its own kind.
+
+    Args:
+        model: what the graph was built from.
+        target: the folder.
+        graph: the graph.
+        graph_file: its path within the folder.
+        categories: how the graph takes categories.
+        texts: the other files, by their paths within the folder, `inputs.json` among them.
+        content: the content of `inputs.json`.
+        overwrite: replace an earlier export of the same kind.
+    """
+    kind, marker = content["kind"], target / INPUTS_FILE
+    if overwrite and marker.is_file() and not _is_export(marker, kind):
+        raise ConfigError(f"{target} is not replaced: its {INPUTS_FILE} is not that of an export for {kind}")
+    with new_folder(target, marker=INPUTS_FILE, overwrite=overwrite) as working:
+        for name in (graph_file, *texts):
+            (working / name).parent.mkdir(parents=True, exist_ok=True)
+        (working / graph_file).write_bytes(graph.SerializeToString())
+        for name, text in texts.items():
+            (working / name).write_text(text, encoding="utf-8")
+        difference = check_graph(working / graph_file, model, categories)
+    return Export(kind, target, (graph_file, *texts), content, difference)
+
+
+def _is_export(marker: Path, kind: str) -> bool:
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and (content.get("format"), content.get("kind")) == (FORMAT, kind)
+
+
+def to_json(value: Any) -> str:
+    """Serialise a value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_graph(path: Path, model: RankingModel, categories: Categories, *, seed: int = 0) -> float:
+    """Compare a written graph with its model, on all random rows at once and on a single one.
+
+    Args:
+        path: the graph.
+        model: what it was built from.
+        categories: how the graph takes categories.
+        seed: seed of the random rows.
+
+    Returns:
+        The largest relative difference.
+
+    Raises:
+        DataError: an output differs by more than `TOLERANCE` times its size, or the mean size if that is larger.
+    """
+    rows = random_rows(model.clicks.featurizer, np.random.default_rng(seed))
+    value = rows[VALUE].to_numpy()
+    table = model.log_ctr(rows)
+    expected: dict[str, NDArray[Any]] = {LOG_CTR: table, CTR1: expected_gain(table, value, "ctr1")}
+    if model.scorer is not None:
+        expected[SCORE] = model.score(rows, value)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = graph_inputs(model.clicks.featurizer, rows, categories)
+    largest = 0.0
+    for some in (slice(None), slice(1)):
+        found = session.run(list(expected), {name: each[some] for name, each in inputs.items()})
+        for (name, all_rows), output in zip(expected.items(), found, strict=True):
+            size = np.maximum(np.abs(all_rows), np.abs(all_rows).mean())[some]
+            largest = max(largest, _difference(name, output, all_rows[some], size))
+    return largest
+
+
+def _difference(name: str, output: NDArray[Any], expected: NDArray[Any], size: NDArray[Any]) -> float:
+    """Return the largest difference relative to the size."""
+    if output.shape != expected.shape:
+        raise DataError(f"the exported graph differs from the model: {name} has shape {output.shape}, {expected.shape}")
+    difference = np.abs(output - expected)
+    agrees = difference <= TOLERANCE * size  # NaN does not agree
+    if not agrees.all():
+        place = tuple(np.argwhere(~agrees)[0])
+        raise DataError(
+            f"the exported graph differs from the model: {name} must be {expected[place]:.6g} at random row "
+            f"{place[0]}; got {output[place]:.6g}"
+        )
+    return float(np.divide(difference, size, out=np.zeros_like(difference), where=size > 0).max(initial=0))
+
+
+def random_rows(featurizer: Featurizer, rng: np.random.Generator, rows: int = ROWS) -> pl.DataFrame:
+    """Draw raw rows: numbers near those of training and far off, missing values, unknown categories, click values."""
+    columns: dict[str, pl.Series] = {}
+    for number in featurizer.numeric:
+        raw = inverse_signed_log(number.mean + 3 * number.std * rng.normal(size=rows)).astype(np.float32)
+        columns[number.name] = pl.Series(raw).set(pl.Series(rng.random(rows) < ODD_SHARE), None)
+    for category in featurizer.categorical:
+        known = np.array([*category.vocabulary, _unseen(category.vocabulary, "never seen", "!")], dtype=object)
+        text = pl.Series(known[rng.integers(0, len(known), rows)], dtype=pl.String)
+        odd = pl.Series(rng.random(rows))
+        columns[category.name] = text.set(odd < ODD_SHARE, known[-1]).set(odd < ODD_SHARE / 2, None)
+    return pl.DataFrame(columns).with_columns(pl.Series(VALUE, rng.lognormal(0, 1, rows).astype(np.float32)))
+
+
+def inverse_signed_log(compressed: Any) -> NDArray[np.float64]:
+    """Invert `signed_log`, within the range of float32.
+
+    >>> inverse_signed_log([0.0, -np.log(3)]).round(6).tolist()
+    [0.0, -2.0]
+    """
+    compressed = np.asarray(compressed, dtype=np.float64)
+    return np.asarray(np.sign(compressed) * np.expm1(np.minimum(np.abs(compressed), 80)))
+
+
+def graph_inputs(featurizer: Featurizer, rows: pl.DataFrame, categories: Categories) -> dict[str, NDArray[Any]]:
+    """Convert raw rows to the inputs of `ranking_graph`.
+
+    As codes, unknown and missing categories are 0 in one row and a number beyond the vocabulary in the next.
+    """
+    inputs: dict[str, NDArray[Any]] = {VALUE: rows[VALUE].to_numpy()}
+    if featurizer.numeric:
+        names = [feature.name for feature in featurizer.numeric]
+        inputs[NUMERIC] = rows.select(pl.col(names).cast(pl.Float32).fill_null(float("nan"))).to_numpy()
+    if featurizer.categorical and categories == "text":
+        names = [feature.name for feature in featurizer.categorical]
+        text = rows.select(pl.col(names).fill_null(missing_text(featurizer)))
+        inputs[CATEGORICAL] = text.to_numpy().astype(object)
+    elif featurizer.categorical:
+        codes = featurizer.encode(rows).categorical
+        unknown = np.where(np.arange(len(codes))[:, None] % 2 == 0, 0, np.array(featurizer.cardinalities))
+        inputs[CATEGORICAL] = np.where(codes == 0, unknown, codes)
+    return inputs
+
+
+def missing_text(featurizer: Featurizer) -> str:
+    """Return the string that represents a missing category: the empty one, unless it is itself a category.
+
+    >>> missing_text(Featurizer((), ()))
+    ''
+    """
+    return _unseen((text for feature in featurizer.categorical for text in feature.vocabulary), "", "<missing>")
+
+
+def _unseen(vocabulary: Iterable[str], text: str, suffix: str) -> str:
+    """Append the suffix until the text is not in the vocabulary."""
+    taken = set(vocabulary)
+    while text in taken:
+        text += suffix
+    return text
+
 
 GRAPH = "urank.onnx"
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from urank.errors import ConfigError
-from urank.export.bundle import INPUTS_FILE, Export, describe, inverse_signed_log, to_json, write_bundle
 from urank.export.graph import CATEGORICAL, CTR1, NUMERIC, SCORE, VALUE, ranking_graph
+from urank.export.onnx import INPUTS_FILE, Export, describe, inverse_signed_log, to_json, write_bundle
 from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 

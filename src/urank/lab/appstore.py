@@ -28,7 +28,7 @@ from urank.log.prepare import prepare
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.log.reader import read
 from urank.progress import Report, silent
-from urank.ranking.positions import Method
+from urank.ranking.matching import Method
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.storage import new_folder

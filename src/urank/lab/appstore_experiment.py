@@ -32,6 +32,7 @@ from urank.lab.appstore import (
 from urank.lab.experiment import (
     ComparedMethod,
     ExperimentStep,
+    StoreConfig,
     Trial,
     as_block,
     baseline_policy,
@@ -41,7 +42,6 @@ from urank.lab.experiment import (
     table_array,
 )
 from urank.lab.experiment_results import MethodKind, store_metrics
-from urank.lab.experiment_settings import StoreConfig
 from urank.lab.market import Market, build_market
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
@@ -53,8 +53,7 @@ from urank.progress import Report
 from urank.propensity.methods import load_propensity, save_propensity
 from urank.propensity.randomised import ByCategory, fit_by_category
 from urank.ranking.baselines import Baseline
-from urank.ranking.matching import match
-from urank.ranking.positions import Method
+from urank.ranking.matching import Method, match
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import fit_urank
 from urank.ranking.utility import earned, item_gains

@@ -16,6 +16,7 @@ from urank.evaluation.click_quality import auc_metric
 from urank.evaluation.ranking_metrics import average_precision_metric, clicks_metric, ctr_metric, ndcg_metric
 from urank.lab.experiment import (
     ComparedMethod,
+    ExperimentConfig,
     ExperimentStep,
     Trial,
     as_block,
@@ -25,7 +26,6 @@ from urank.lab.experiment import (
     query_offsets,
     table_array,
 )
-from urank.lab.experiment_settings import ExperimentConfig
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
 from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer, fit_featurizer
@@ -42,8 +42,8 @@ from urank.propensity.examination import Known, Propensity
 from urank.propensity.methods import load_propensity, save_propensity
 from urank.propensity.randomised import fit_randomised
 from urank.ranking.baselines import Baseline
+from urank.ranking.matching import Method as RankingMethod
 from urank.ranking.policies import ModelPolicy, Policy, TableMatch
-from urank.ranking.positions import Method as RankingMethod
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import fit_trees

@@ -1,50 +1,442 @@
-"""The report of a reproduction of the paper: in the terminal, and as a page with plots."""
+"""The report of a reproduction of the paper, in the terminal and as a page: shared tables, Table 3, and the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import ceil, isfinite, nan
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from rich.console import Console
 from rich.text import Text
 
-from urank.lab.appstore_report import DOWNLOADS, print_store, store_earnings, store_sections
 from urank.lab.experiment_results import (
     METRICS,
+    STORE_METRICS,
     ArchitectureRow,
+    Claim,
     Difference,
     ListExample,
     MethodRow,
     PositionCurve,
     Reproduction,
-)
-from urank.lab.method_tables import (
-    ORACLES,
-    ORANGE,
-    bar_chart,
-    claim_table,
-    compact_columns,
-    earnings,
-    earnings_by_name,
-    figure_text,
-    has_spread,
-    italic_oracles,
-    performance_cells,
-    print_claims,
-    print_signs,
-    spread_text,
-    standing,
+    StoreRow,
 )
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import COLOURS, INK, MARKERS, new_axes, new_figure, plain_label, wrapped_label
-from urank.report.tables import Table, Units, counted, number, p_text, print_tables
+from urank.report.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    GRID,
+    INK,
+    MARKERS,
+    new_axes,
+    new_figure,
+    plain_label,
+    style_axes,
+    wrapped_label,
+)
+from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, print_tables
+
+ORACLES = (
+    "Rows in italics are oracles, which use information that no log contains, and are not compared. The best figure of "
+    "the other rows is in bold."
+)
+ORANGE = "#e8590c"
+KIND_COLOURS = {"baseline": GREY, "oracle": GRID, "ours": BLUE}
+_DECIMALS = {"CTR": 4}
+_HATCHES = {"oracle": "///"}
+_DIAMOND: dict[str, Any] = {
+    "marker": "D",
+    "markersize": 5,
+    "markerfacecolor": ORANGE,
+    "markeredgecolor": "white",
+    "zorder": 4,
+}
+_NAME_WIDTH = 28
+_URANK = ("urank", "store-urank")
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
+
+
+def _highest(rows: Sequence[MethodRow], metric: str) -> list[MethodRow]:
+    """Return the row with the largest mean, or those that tie; oracle rows are left out."""
+    rivals = [row for row in rows if row.kind != "oracle" and isfinite(row.mean.get(metric, nan))]
+    best = max((row.mean[metric] for row in rivals), default=nan)
+    return [row for row in rivals if row.mean[metric] == best]
+
+
+def leading_row(rows: Sequence[MethodRow], metric: str) -> MethodRow | None:
+    """Return U-rank, or else the best row of ours; None if no such row has the metric."""
+    named = [row for row in rows if row.key in _URANK and isfinite(row.mean.get(metric, nan))]
+    return next(iter(named or _highest([row for row in rows if row.kind == "ours"], metric)), None)
+
+
+def best_baseline(rows: Sequence[MethodRow], metric: str) -> MethodRow | None:
+    """Return the best baseline; None if no baseline has the metric."""
+    return next(iter(_highest([row for row in rows if row.kind == "baseline"], metric)), None)
+
+
+def standing(rows: Sequence[MethodRow], metric: str) -> int | None:
+    """Return 1 if U-rank is significantly better than every baseline, −1 if one is better, else 0; None if unknown."""
+    ours, baseline = leading_row(rows, metric), best_baseline(rows, metric)
+    if ours is None or baseline is None:
+        return None
+    return 1 if ours.significant(metric) else -1 if ours.mean[metric] < baseline.mean[metric] else 0
+
+
+def has_spread(rows: Sequence[MethodRow]) -> bool:
+    """Return whether there are deviations over seeds."""
+    return any(isfinite(each) for row in rows for each in row.deviation.values())
+
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+
+
+def figure_text(metric: str, mean: float) -> str:
+    """Format a figure with as many decimals as in the paper.
+
+    >>> figure_text("#Click", 0.90312), figure_text("CTR", 0.0915), figure_text("MAP", float("nan"))
+    ('0.903', '0.0915', '–')
+    """
+    return number(mean, _DECIMALS.get(metric, 3))
+
+
+def spread_text(metric: str, mean: float, deviation: float) -> str:
+    """Format a mean with its deviation over seeds; a NaN deviation is omitted."""
+    shown = figure_text(metric, mean)
+    return shown if isnan(mean) or isnan(deviation) else f"{shown} ± {figure_text(metric, deviation)}"
+
+
+def _starred(row: MethodRow, metric: str) -> str:
+    shown = figure_text(metric, row.mean.get(metric, nan))
+    return f"{shown}*" if shown != UNKNOWN and row.significant(metric) else shown
+
+
+def earnings(rows: Sequence[MethodRow], metric: str, verb: str, unit: str) -> Iterator[str]:
+    """Compare U-rank with the best baseline in words; without either, report what there is.
+
+    Args:
+        rows: of a table.
+        metric: which metric.
+        verb: such as `earns`.
+        unit: such as `clicks a query`.
+    """
+    ours, baseline = leading_row(rows, metric), best_baseline(rows, metric)
+    if ours is not None:
+        earned = f"{ours.name} {verb} {figure_text(metric, ours.mean[metric])} {unit}"
+        yield earned if baseline is None else f"{earned}, {_against(ours, baseline, metric)}"
+    elif baseline is not None:
+        yield f"the best baseline, {baseline.name}, {verb} {figure_text(metric, baseline.mean[metric])} {unit}"
+    elif known := {row.name: row.mean[metric] for row in rows if isfinite(row.mean.get(metric, nan))}:
+        yield earnings_by_name(known, metric, verb, unit)
+
+
+def _against(ours: MethodRow, baseline: MethodRow, metric: str) -> str:
+    mean, base = ours.mean[metric], baseline.mean[metric]
+    rival = f"the best baseline ({baseline.name}: {figure_text(metric, base)})"
+    if mean == base:
+        return f"the same as {rival}"
+    compared = f"{Units.of(base).size(mean - base)} {'more' if mean > base else 'less'} than {rival}"
+    p_value = ours.p_value.get(metric)
+    if mean < base or p_value is None or not isfinite(p_value):
+        return compared
+    shown = p_text(p_value)
+    equals = f"p < {shown[1:]}" if shown.startswith("<") else f"p = {shown}"
+    return f"{compared}, {equals}" if ours.significant(metric) else f"{compared}, which may be chance ({equals})"
+
+
+def earnings_by_name(means: Mapping[str, float], metric: str, verb: str, unit: str) -> str:
+    """List the mean of each method in words."""
+    (first, earned), *others = means.items()
+    listed = [f"{first} {verb} {figure_text(metric, earned)} {unit}"]
+    return ", ".join(listed + [f"{name} {figure_text(metric, value)}" for name, value in others])
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def performance_cells(rows: Sequence[MethodRow], metric: str) -> list[str]:
+    """Return a column for a page: means with stars and deviations, the best in bold, oracles in italics."""
+    best = _highest(rows, metric)
+    cells = []
+    for row in rows:
+        mean, shown = row.mean.get(metric, nan), _starred(row, metric)
+        spread = spread_text(metric, mean, row.deviation.get(metric, nan)).removeprefix(figure_text(metric, mean))
+        cells.append((Markup("<strong>{}</strong>").format(shown) if row in best else shown) + spread)
+    return italic_oracles(rows, cells)
+
+
+def italic_oracles(rows: Sequence[MethodRow], cells: Sequence[str]) -> list[str]:
+    """Set the cells of oracle rows in italics."""
+    return [
+        Markup("<em>{}</em>").format(cell) if row.kind == "oracle" else cell
+        for row, cell in zip(rows, cells, strict=True)
+    ]
+
+
+def compact_columns(rows: Sequence[MethodRow], heads: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return columns for a terminal: names, with a dagger for oracles, and means with stars.
+
+    Args:
+        rows: of the table.
+        heads: metric -> header.
+    """
+    names = [f"{row.name} †" if row.kind == "oracle" else row.name for row in rows]
+    return {"method": names} | {head: [_starred(row, metric) for row in rows] for metric, head in heads.items()}
+
+
+def claim_table(claims: Sequence[Claim]) -> Table:
+    """Return each claim, whether it holds here, and the evidence."""
+    head, holds = ("claim", "holds", "figures"), {True: "yes", False: "no", None: "undecided"}
+    return Table(head, [(claim.text, holds[claim.holds], claim.figures or UNKNOWN) for claim in claims], words=head)
+
+
+def print_claims(claims: Sequence[Claim], console: Console) -> None:
+    """Print each claim beside whether it holds."""
+    holds = {True: "yes", False: "no", None: "?"}
+    for claim in claims:
+        figures = f": {claim.figures}" if claim.figures else ""
+        bullet(console, holds[claim.holds], f"{claim.text.removesuffix('.')}{figures}")
+    if claims:
+        console.print()
+
+
+def print_signs(rows: Sequence[MethodRow], console: Console, *others: str) -> None:
+    """Print the meaning of the signs in a compact table, and other remarks."""
+    oracles = ["† knows the truth, not compared"] if any(row.kind == "oracle" for row in rows) else []
+    console.print(Text("; ".join(["* better than every baseline, p < 0.05", *oracles, *others]), style="dim"))
+    console.print()
+
+
+# --- Bars ------------------------------------------------------------------------------------------------------------
+
+
+def bar_chart(
+    rows: Sequence[MethodRow], metric: str, unit: str, caption: str, *, truth: Mapping[str, float] | None = None
+) -> Chart:
+    """Draw a bar for each row, the first at the top, with its deviation and a line at the best baseline.
+
+    Args:
+        rows: of a table.
+        metric: which metric.
+        unit: label of the x axis.
+        caption: format string with `{bars}` and `{line}`.
+        truth: key of a row -> true value, drawn as a diamond.
+    """
+    whiskers = any(isfinite(row.deviation.get(metric, nan)) for row in rows)
+    bars = "whiskers are one standard deviation over seeds" if whiskers else "one seed, hence no whiskers"
+    line = "" if best_baseline(rows, metric) is None else " The dotted line is the best baseline."
+    return Chart(_bars(rows, metric, unit, truth or {}), caption.format(bars=bars, line=line))
+
+
+def _bars(rows: Sequence[MethodRow], metric: str, unit: str, truth: Mapping[str, float]) -> Figure:
+    figure, axes = new_axes(unit, "", height=0.9 + 0.32 * len(rows))
+    axes.grid(visible=False)
+    ends = [_bar(axes, place, row, metric, truth.get(row.key, nan)) for place, row in enumerate(rows)]
+    handles: list[Artist] = [
+        Patch(facecolor=colour, edgecolor="white", linewidth=0, hatch=_HATCHES.get(kind), label=kind)
+        for kind, colour in KIND_COLOURS.items()
+        if any(row.kind == kind for row in rows)
+    ]
+    baseline = best_baseline(rows, metric)
+    if baseline is not None:
+        at = baseline.mean[metric]
+        handles.append(axes.axvline(at, color=INK, linestyle=":", linewidth=1, label="best baseline"))
+    if truth:
+        handles.append(Line2D([], [], linestyle="none", label="true", **_DIAMOND))
+    axes.set_yticks(range(len(rows)), [wrapped_label(row.name, _NAME_WIDTH) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.14 * max(filter(isfinite, ends), default=1.0) or 1.0)
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+    axes.legend(handles=handles, frameon=False, fontsize="small", ncols=len(handles), **above)
+    return figure
+
+
+def _bar(axes: Axes, place: int, row: MethodRow, metric: str, truth: float) -> float:
+    """Draw one bar, and return the right end of the bar, its whisker and its diamond."""
+    mean, deviation = row.mean.get(metric, nan), row.deviation.get(metric, nan)
+    end = mean + (deviation if isfinite(deviation) else 0.0)
+    if isfinite(mean):
+        look: dict[str, Any] = {"color": KIND_COLOURS[row.kind], "hatch": _HATCHES.get(row.kind)}
+        axes.barh(place, mean, height=0.66, edgecolor="white", linewidth=0, **look)
+        if isfinite(deviation):
+            axes.errorbar(mean, place, xerr=deviation, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    if isfinite(truth):
+        axes.plot(truth, place, **_DIAMOND)
+        end = max(truth, end) if isfinite(end) else truth
+    axes.annotate(
+        _starred(row, metric),
+        (end if isfinite(end) else 0.0, place),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize="small",
+        fontweight="bold" if row.kind == "ours" else "normal",
+        fontstyle="italic" if row.kind == "oracle" else "normal",
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+    )
+    return end
+
+
+DOWNLOADS = "#click"
+SCENARIOS = {DOWNLOADS: "downloads a visit (#click)", "Revenue": "revenue of a visit"}
+"""The scenarios by their metric over all positions, and their units."""
+
+_MARKERS = "os^DvPX<>hp*"
+_STORE = (
+    "A simulated app store takes the place of the paper's. Methods learn from the log of its production ranker and are "
+    "judged on the next day. Scenario 1 counts the downloads of a visit (#click), Scenario 2 their value (Revenue): "
+    "over all positions, and over the first 1, 3 and 5."
+)
+_DEBIASED = (
+    "The figures are debiased as in Section 6.1: a logged download is weighted by the examination probability at the "
+    "position a method gives its app, divided by that at the position where it was shown. Examination, by category and "
+    "position, is estimated from random traffic. The columns marked true contain the expected value under the "
+    "probabilities of the simulation, which no real store knows."
+)
+_STARS = (
+    "A star: better than every baseline. For each baseline a paired t-test compares the visits of all seeds; its "
+    "p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05. Stars of true "
+    "figures are from the same tests on the true figures."
+)
+_FIRST_POSITION = (
+    "#click@1 counts position 1 only. It is maximised by sorting by the probability of a download there, so a ranker "
+    "that maximises the downloads of all positions can score lower on it, and likewise on Revenue@1."
+)
+_ORACLES_SHOW = (
+    " The oracles show it: by the truth, sorting by the CTR at 1 is never behind the matching on #click@1, and never "
+    "ahead on #click."
+)
+_PAPER = "Columns marked (paper) contain the paper's figures, which are of another store: only the order is comparable."
+_CLAIMS = (
+    "The claims on the order of the methods are not the paper's: they check whether its debiased metrics can be "
+    "trusted. Such a claim fails if the estimate and the truth order two methods differently, both significantly."
+)
+_BARS = "Downloads a visit, debiased as in Table 3: {bars}.{line} The diamonds are the true downloads."
+_POINTS = (
+    "Each method by its true figure and its debiased estimate. On the dotted line the two are equal; where the points "
+    "rise from left to right, the estimate orders the methods as the truth does. Grey: baselines; blue: ours; light: "
+    "oracles."
+)
+
+
+def print_store(found: Reproduction, console: Console) -> None:
+    """Print both scenarios and the claims of Section 6.1."""
+    if found.store:
+        print_tables(console, (_compact_scenario_table(found.store, scenario) for scenario in SCENARIOS))
+        print_signs(found.store, console, "true: the expected value of the order")
+    print_claims(found.store_claims, console)
+
+
+def store_earnings(rows: Sequence[StoreRow]) -> Iterator[str]:
+    """Compare U-rank with the best baseline in words, by the estimate and by the truth."""
+    yield from earnings(rows, DOWNLOADS, "brings", "downloads a visit")
+    true = [row.by_truth() for row in rows]
+    ours, rival, best = leading_row(rows, DOWNLOADS), best_baseline(rows, DOWNLOADS), best_baseline(true, DOWNLOADS)
+    if ours is None or rival is None or best is None:
+        return
+    mean = next(row.mean.get(DOWNLOADS, nan) for row in true if row.key == ours.key)
+    if isfinite(mean):
+        base = best.mean[DOWNLOADS]
+        other = "" if best.key == rival.key else f" against {best.name}, the best in truth"
+        yield f"truly {Units.of(base).change(mean - base)}{other}"
+
+
+def store_sections(found: Reproduction) -> Iterator[Section]:
+    """Yield the sections of the page."""
+    rows = found.store
+    if rows:
+        yield _table_section(rows, found.seeds)
+    if found.store_claims:
+        yield Section("The claims of Section 6.1", tables=[claim_table(found.store_claims)], notes=[_CLAIMS])
+    if any(isfinite(row.mean.get(DOWNLOADS, nan)) for row in rows):
+        true = {row.key: row.true.get(DOWNLOADS, nan) for row in rows}
+        bars = bar_chart(rows, DOWNLOADS, "downloads a visit, debiased", _BARS, truth=true)
+        charts = [bars, Chart(_agreement_plot(rows), _POINTS)]
+        yield Section("The debiased estimate and the truth", charts=charts)
+
+
+def _table_section(rows: Sequence[StoreRow], seeds: int) -> Section:
+    oracles = _ORACLES_SHOW if {"store-ctr1-truth", "store-km"} <= {row.key for row in rows} else ""
+    notes = [f"± is the standard deviation over the {seeds} seeds, each another store."] if has_spread(rows) else []
+    notes += [_STARS, ORACLES, _FIRST_POSITION + oracles]
+    tables = [_scenario_table(rows, scenario) for scenario in SCENARIOS]
+    if published := [row for row in rows if any(map(isfinite, row.published.values()))]:
+        columns = {
+            f"{metric} (paper)": [figure_text(metric, row.published.get(metric, nan)) for row in published]
+            for metric in STORE_METRICS
+        }
+        tables.append(Table.of_columns({"method": [row.name for row in published]} | columns))
+        notes.append(_PAPER)
+    return Section("Table 3: an app store", paragraphs=[_STORE, _DEBIASED], tables=tables, notes=notes)
+
+
+def _scenario_table(rows: Sequence[StoreRow], scenario: str) -> Table:
+    """Return one scenario for a page: each debiased figure, and beside it the true one without its deviation."""
+    true = [MethodRow(row.key, row.name, row.kind, row.true, {}, row.true_p_value) for row in rows]
+    columns = {"method": italic_oracles(rows, [row.name for row in rows])}
+    for metric, cutoff in _cutoffs(scenario).items():
+        columns[metric] = performance_cells(rows, metric)
+        columns[f"true{cutoff}"] = performance_cells(true, metric)
+    return Table.of_columns(columns)
+
+
+def _compact_scenario_table(rows: Sequence[StoreRow], scenario: str) -> Table:
+    """Return one scenario for a terminal: the debiased figures, then the true ones."""
+    cutoffs = _cutoffs(scenario)
+    estimated = compact_columns(rows, {metric: cutoff or metric for metric, cutoff in cutoffs.items()})
+    true = compact_columns(
+        [row.by_truth() for row in rows], {metric: f"true{cutoff}" for metric, cutoff in cutoffs.items()}
+    )
+    return Table.of_columns(estimated | true)
+
+
+def _cutoffs(scenario: str) -> dict[str, str]:
+    """Return metric -> cutoff, such as `@3` of `#click@3`; empty for all positions."""
+    return {metric: metric.removeprefix(scenario) for metric in STORE_METRICS if metric.startswith(scenario)}
+
+
+def _agreement_plot(rows: Sequence[StoreRow]) -> Figure:
+    """Plot the debiased estimate over the truth, a panel for each scenario and a point for each method."""
+    figure = new_figure(7.2, 4.4, layout="constrained")
+    panels = figure.subplots(1, len(SCENARIOS), squeeze=False)[0]
+    for metric, axes in zip(SCENARIOS, panels, strict=True):
+        _agreement_panel(axes, rows, metric)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    return figure
+
+
+def _agreement_panel(axes: Axes, rows: Sequence[StoreRow], metric: str) -> None:
+    axes.set_title(SCENARIOS[metric], fontsize="medium", loc="left")
+    axes.set(xlabel="true", ylabel="debiased estimate")
+    style_axes(axes, "both")
+    seen: Counter[str] = Counter()
+    ends = []
+    for row in rows:
+        x, y = row.true.get(metric, nan), row.mean.get(metric, nan)
+        marker = _MARKERS[seen[row.kind] % len(_MARKERS)]
+        seen[row.kind] += 1
+        colour = KIND_COLOURS[row.kind]
+        axes.scatter(x, y, s=42, marker=marker, color=colour, edgecolor=INK, label=plain_label(row.name))
+        ends += [x, y] if isfinite(x) and isfinite(y) else []
+    if ends:
+        low, high = min(ends), max(ends)
+        margin = 0.06 * (high - low) or 0.5
+        axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+        axes.axline((low, low), slope=1, color=INK, linestyle=":", linewidth=1)
+
 
 CLICKS = "#Click"
 _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
@@ -57,7 +449,7 @@ _ARCHITECTURE_COLUMNS = {
 }
 """Header -> attribute of an `ArchitectureRow`, and key of its deviations and published figures."""
 
-_STARS = (
+_TABLE1_STARS = (
     "A star: better than every baseline. For each baseline a paired t-test compares the queries, each averaged over "
     "its seeds; its p-value is corrected for the number of baselines by Holm's method, and all must be below 0.05."
 )
@@ -66,12 +458,12 @@ _METRICS = (
     "MAP and nDCG leave out queries without a relevant document; for MAP, a document is relevant if its label is at "
     "least 1."
 )
-_PAPER = "Columns marked (paper) contain the paper's figures."
+_TABLE1_PAPER = "Columns marked (paper) contain the paper's figures."
 _ARCHITECTURES = (
     "RQ2 of the paper: A1 maps an item to its click probabilities at all positions; A2 maps an item and a position to "
     "one click probability. AUC is of the click model, #Click and CTR are of U-rank trained on it."
 )
-_BARS = "Clicks a query by the true click probabilities, as in Table 1: {bars}.{line}"
+_TABLE1_BARS = "Clicks a query by the true click probabilities, as in Table 1: {bars}.{line}"
 _CURVES = (
     "The mean true click probability at each position, a line for each method{bands}. The legend gives the sum over "
     "the positions."
@@ -156,7 +548,7 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     if found.claims:
         yield Section("The claims of Section 5.4", tables=[claim_table(found.claims)])
     if any(isfinite(row.mean.get(CLICKS, nan)) for row in found.rows):
-        yield Section("Clicks by method", charts=[bar_chart(found.rows, CLICKS, "clicks a query", _BARS)])
+        yield Section("Clicks by method", charts=[bar_chart(found.rows, CLICKS, "clicks a query", _TABLE1_BARS)])
     if found.architectures or found.architecture_claims:
         yield _architectures(found)
     if found.curves or found.curve_claims:
@@ -190,7 +582,7 @@ def _performance(rows: Sequence[MethodRow], seeds: int) -> Section:
         columns |= {head: italic_oracles(rows, cells) for head, cells in _published(metric, metric, rows).items()}
     table = Table.of_columns(columns)
     over = [f"± is the standard deviation over the {seeds} seeds."] if has_spread(rows) else []
-    notes = [*over, _STARS, ORACLES, _METRICS, *_note_on_published(table)]
+    notes = [*over, _TABLE1_STARS, ORACLES, _METRICS, *_note_on_published(table)]
     return Section("Table 1: overall performance", tables=[table], notes=notes)
 
 
@@ -201,7 +593,7 @@ def _published(head: str, key: str, rows: Sequence[MethodRow] | Sequence[Archite
 
 
 def _note_on_published(table: Table) -> list[str]:
-    return [_PAPER] if any(head.endswith("(paper)") for head in table.head) else []
+    return [_TABLE1_PAPER] if any(head.endswith("(paper)") for head in table.head) else []
 
 
 def _architectures(found: Reproduction) -> Section:
@@ -260,7 +652,6 @@ def _settings(found: Reproduction) -> Section:
 
 # --- Figures 3 and 4 -------------------------------------------------------------------------------------------------
 
-_NAME_WIDTH = 28
 _MOST_NUMBERED = 12
 """With more items, the cells are too small for numbers."""
 _MOST_LABELLED = 40

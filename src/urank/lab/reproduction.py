@@ -29,6 +29,7 @@ from urank.lab.claims import (
     store_claims,
     store_rows,
 )
+from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.experiment_results import (
     DATASETS,
     METRICS,
@@ -38,7 +39,6 @@ from urank.lab.experiment_results import (
     StoreRow,
     dataset_name,
 )
-from urank.lab.experiment_settings import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.letor_experiment import METHODS
 from urank.lab.runner import run_tasks, seed_folder, tasks_for
 from urank.progress import Report, silent

@@ -25,8 +25,7 @@ import torch
 
 from urank.errors import UrankError
 from urank.lab.appstore_experiment import STORE_STEPS, StoreTrial
-from urank.lab.experiment import ExperimentStep, Trial
-from urank.lab.experiment_settings import ExperimentConfig
+from urank.lab.experiment import ExperimentConfig, ExperimentStep, Trial
 from urank.lab.letor_experiment import STEPS, LetorTrial
 from urank.progress import Report, silent
 

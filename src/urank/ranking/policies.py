@@ -15,8 +15,7 @@ from urank.log.dataset import Block
 from urank.log.ragged import list_ids, pad, positions_by_score, where_items
 from urank.log.splits import stable_hash
 from urank.ranking.guard import Guard
-from urank.ranking.matching import match
-from urank.ranking.positions import Method
+from urank.ranking.matching import Method, match
 from urank.ranking.ranking_model import RankingModel, Scorer
 
 

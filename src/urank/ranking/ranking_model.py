@@ -1,4 +1,4 @@
-"""The ranking model: a click model, a scorer that learned from it, and the ranking of lists by either."""
+"""The ranking model: a click model, a scorer that learned from it, the ranking of lists by either, and its settings."""
 
 from __future__ import annotations
 
@@ -6,30 +6,68 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from urank.clicks.click_model import ClickModel
+from urank.clicks.fitting import ClickConfig
+from urank.config import Settings
 from urank.errors import ConfigError, DataError
 from urank.learning.features import Inputs
 from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidates
 from urank.log.ragged import at_positions
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.progress import prefetch
+from urank.ranking.baselines import WEIGHTED_BASELINES, RankSvmConfig
 from urank.ranking.guard import Guard
-from urank.ranking.positions import (
-    METHODS,
-    Method,
-    expected_gain,
-    guarded_positions,
-    positions_in_lists,
-    values_or_ones,
-)
+from urank.ranking.matching import METHODS, Method, expected_gain, guarded_positions, positions_in_lists, values_or_ones
+from urank.ranking.objectives import BaselineConfig
+from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_trees import TreesConfig
+
+
+class UrankConfig(Settings):
+    """Settings of the click model, the scorer that learns from it, and the ranking method."""
+
+    ranker: Literal["network", "trees", "lambdarank", "lambdarank-trees", "ranksvm", "dla", "none"] = Field(
+        "network",
+        description="the scorer: U-rank as a network or as LightGBM trees, a ranker of another paper (lambdarank, "
+        "lambdarank-trees, ranksvm, dla), or none (then the matching ranks)",
+    )
+    method: Literal["auto", "score", "match", "ctr1"] = Field(
+        "auto",
+        description="the ranking method: by score, by the exact matching of the click table, or by expected utility "
+        "at position 1; auto chooses the better of score and match by a cross-fitted estimate on the validation split, "
+        "and score for the rankers of other papers",
+    )
+    clicks: ClickConfig = ClickConfig()
+    scorer: RankerConfig = RankerConfig()
+    trees: TreesConfig = TreesConfig()
+    baseline: BaselineConfig = BaselineConfig()
+    svm: RankSvmConfig = RankSvmConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ranker == "none" and self.method == "score":
+            raise ValueError("method score needs a ranker with scores; got ranker 'none'")
+        if self.ranker == "trees" and self.scorer.form == "paper":
+            raise ValueError("ranker trees needs the stable form of the loss; got form 'paper'")
+        for key in ("propensity", "learn_from"):
+            given = getattr(self.baseline, key)
+            if given != BaselineConfig.model_fields[key].default and self.ranker not in WEIGHTED_BASELINES:
+                raise ValueError(
+                    f"{key} is only for the rankers {', '.join(WEIGHTED_BASELINES)}; got {given!r} with {self.ranker!r}"
+                )
+        if self.baseline.learn_from == "relevance" and self.baseline.propensity != "none":
+            raise ValueError("propensity weights clicks, which learn_from 'relevance' does not use")
+        return self
+
 
 # Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64

@@ -43,9 +43,8 @@ from urank.model_io import load_model
 from urank.pipeline import Review, Training, evaluate, fit_and_save, named_policies
 from urank.progress import Report, silent
 from urank.ranking.guard import Guard
-from urank.ranking.positions import Method
-from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_config import UrankConfig
+from urank.ranking.matching import Method
+from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.utility import FLOOR
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers

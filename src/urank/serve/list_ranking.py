@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError
 from urank.log.ragged import at_positions
-from urank.ranking.positions import Method
+from urank.ranking.matching import Method
 from urank.ranking.utility import utility_of_items
 from urank.serve.feedback_store import FeedbackColumns, RankingRecord
 from urank.serve.models import ARMS, ActiveModels, ServedModel

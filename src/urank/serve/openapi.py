@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
-from urank.ranking.positions import METHODS
+from urank.ranking.matching import METHODS
 from urank.serve.playground import html_page
 from urank.serve.request_arrays import ARROW_TYPE
 from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody, request_models

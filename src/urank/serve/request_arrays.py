@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from urank.log.columns import feature_expr
 from urank.log.ragged import offsets_of_runs
-from urank.ranking.positions import METHODS, Method
+from urank.ranking.matching import METHODS, Method
 from urank.serve.request_schemas import (
     MAX_ERRORS,
     MAX_POSITIONS,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, cr
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from urank.ranking.positions import Method
+from urank.ranking.matching import Method
 from urank.serve.feedback_store import RANKING_ID
 
 MAX_TEXT = 512
