@@ -24,6 +24,9 @@ from golden.values import Json, cleaned, files_of, frame_of, graph_of, tensors_o
 
 __all__ = ["FILES", "run_chain"]
 
+# Commands run in another folder, where an installed package could take the place of this one.
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -103,6 +106,16 @@ REFUSED = {
     "bad share": "prepare made/sim/log.parquet -o made/other --test 1.5",
 }
 
+# Sums are rounded by their order, which depends on threads and on the instructions of the processor. Training makes
+# more of it: scores are learned up to a constant, and matches of equal utility are told apart by the last digit.
+ARITHMETIC = {
+    "OMP_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
+
 FILES = (*dict.fromkeys(command.file for command in (*COMMANDS.values(), FEEDBACK)), "artifact", "openapi")
 
 
@@ -142,9 +155,10 @@ def line_of(line: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread, so that sums are always made in the same order; no key; a fixed width."""
+    """The variables of commands: this package, no key, and arithmetic that depends little on the machine."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith("URANK_")}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+    path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | ARITHMETIC | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
 
 
 def make_exposures(path: Path) -> None:
