@@ -62,7 +62,7 @@ def test_feedback(folder: Path, command: Any) -> None:
     assert result.stdout.splitlines() == [
         "2 rankings with 6 impressions, 2 clicks and 0 conversions exported",
         "feedback: 1 late, 1 repeated, 1 unmatched",
-        "values left out, since their rankings were logged without values: 1",
+        "values dropped, since their rankings were logged without values: 1",
         "skipped: 8 bytes of interrupted writes, 0 damaged bytes",
         "the shadow had the same item first in 1 of 2 rankings (50.0%)",
         f"columns changed, so there are 2 logs: {folder / 'log'}, {folder / 'log-2'}",
@@ -152,7 +152,7 @@ def test_refusals(folder: Path, tmp_path: Path, command: Any) -> None:
     with (folder / "compact.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refusal = command("feedback", folder).refusal
-    assert refusal == f"{folder} is being exported by another process; wait until that has ended"
+    assert refusal == f"{folder} is being exported by another process; wait until it has ended"
     result = command("feedback", folder, "--window", -1)
     assert result.code == 2
     assert "'--window'" in result.stderr

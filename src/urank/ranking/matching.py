@@ -1,8 +1,7 @@
 """From scores or a click table to positions: sorting, and the exact maximum-weight matching (Section 3, Figure 2).
 
 In the matching, the weight between item i and position k is table[i, k] · b_i, its expected utility there. The order of
-highest utility
-(Eq. 1) is the matching with the largest sum of weights.
+highest utility (Eq. 1) is the matching with the largest sum of weights.
 """
 
 from __future__ import annotations
