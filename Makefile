@@ -37,8 +37,9 @@ lint: $(VENV)/.installed-dev  ## run ruff, mypy --strict and import-linter
 test: lint  ## lint, then run the fast tests and all doctests; run before every commit
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
-test-slow: $(VENV)/.installed-dev  ## run the slow tests: Ray, crashes, statistics, browsers, the paper's experiments
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m slow tests
+test-slow: $(VENV)/.installed-dev  ## slow tests: golden outputs, Ray, crashes, statistics, browsers, the paper's experiments
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m slow tests --ignore tests/ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/ray
 
 pictures: demo  ## redraw the README's pictures
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images

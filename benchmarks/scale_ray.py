@@ -17,12 +17,12 @@ from urank.clicks.fitting import ClickConfig
 from urank.lab.letor_simulation import SimulationConfig
 from urank.log.dataset import Dataset
 from urank.model_io import save_model
-from urank.pipeline import fit_model
+from urank.pipeline import Training, fit_model
 from urank.progress import Report
 from urank.ranking.ranking_model import UrankConfig
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ray.cluster import Cluster
-from urank.ray.jobs import Trained, model_files, model_from_files, train_on_ray
+from urank.ray.jobs import model_files, model_from_files, train_on_ray
 from urank.ray.workers import run_on_workers
 
 WORKERS = 2
@@ -73,9 +73,12 @@ def _held_out_utility(settings: Mapping[str, Any], report: Report) -> float:
     return -history.best
 
 
-def _on_ray(dataset: Dataset, config: UrankConfig) -> Trained:
+def _on_ray(dataset: Dataset, config: UrankConfig) -> Training:
     with tempfile.TemporaryDirectory(prefix="urank-checkpoints-") as name:
-        return train_on_ray(str(dataset.folder), config, Cluster(WORKERS), checkpoints=name, onnx=False)
+        folder = Path(name)
+        options = {"cluster": Cluster(WORKERS), "checkpoints": folder / "state", "onnx": False}
+        _, training = train_on_ray(dataset, config, folder / "model", **options)
+        return training
 
 
 class _Killer(threading.Thread):

@@ -78,6 +78,7 @@ def test_the_frontier_is_what_nothing_dominates(best_is_ours: bool, holds: bool)
     assert all(each.holds for each in found if isinstance(each, Bar)) is holds
 
 
+@pytest.mark.slow
 def test_a_small_log_goes_the_way_of_a_large_one(tmp_path: Path) -> None:
     """Prepare, train, evaluate and rank as processes of their own; at its real size this is `benchmarks scale`."""
     bars = {bar.name: bar for bar in at_two_sizes(tmp_path, (10_000, 40_000))}

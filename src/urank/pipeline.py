@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from urank import distributed
+from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
 from urank.config import to_jsonable, validate
@@ -66,7 +67,7 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
-Review = Callable[[FitReport, "ModelFit", Dataset], FitReport]
+Review = Callable[[FitReport, ClickModel, Dataset], FitReport]
 """Adds to the measured quality of a click model."""
 
 Compare = Callable[[Evaluation, Sequence[Policy], Dataset, int], tuple[dict[str, Any], ReferenceValues]]
@@ -419,7 +420,7 @@ def fit_and_save(
     with distributed.single_process():
         measured = click_model_quality(fit.clicks, dataset, config.clicks)
         if review is not None:
-            measured = review(measured, fit, dataset)
+            measured = review(measured, fit.clicks.model, dataset)
         if first:
             report("writing the model", 0, None)
             facts = {"quality": measured.to_dict(), "why": fit.why}

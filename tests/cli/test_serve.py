@@ -21,11 +21,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from typer.main import get_command
 
 from serve.cases import example, saved
 from serve.server import running
-from urank.cli import app
+from urank.cli import load_command
 
 KEY = "a-key-of-the-tests-0123"
 
@@ -51,7 +50,7 @@ def test_help_names_every_option_with_a_sentence(command: Any) -> None:
     result = command("serve", "--help")
     assert (result.code, result.stderr) == (0, "")
     said = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stdout).split())
-    parameters = get_command(app).commands["serve"].params  # type: ignore[attr-defined]
+    parameters = load_command("serve").params
     options = [each for each in parameters if each.opts[0].startswith("--")]
     assert len(options) > 20
     for option in options:

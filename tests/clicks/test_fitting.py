@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from urank.report.fit import fit_report
 
 import urank
 from contracts import CHECKS, check_saved_loaded_and_exported
@@ -16,9 +15,10 @@ from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of, decay
 from urank.errors import ConfigError, DataError
 from urank.evaluation.click_quality import quality
-from urank.lab.truth import oracle_predictions, read_truth
+from urank.lab.truth import oracle_predictions, read_truth, review_fit
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
+from urank.pipeline import click_model_quality
 
 FAMILIES = ("monotone", "factorised", "vector", "position", "deepfm", "pbm", "gbdt")
 QUICK = TrainingConfig(epochs=3, batch_lists=64)
@@ -99,7 +99,8 @@ def test_predictions_and_report_against_the_truth(small, fits: dict[str, Fit]) -
     assert abs(click.sum() - p.sum()) < 4 * np.sqrt((p * (1 - p)).sum())
     oracle = quality(log_p, position, click, positions=small.dataset.positions)
     model = quality(ours, position, click, positions=small.dataset.positions)
-    report = fit_report(fit, small.dataset, config("monotone"), truth=small.folder)
+    measured = click_model_quality(fit, small.dataset, config("monotone"))
+    report = review_fit(small.folder)(measured, fit.model, small.dataset)
     assert report.qualities["test"]["oracle"].log_loss == pytest.approx(oracle.log_loss)
     assert report.qualities["test"]["monotone"].log_loss == pytest.approx(model.log_loss)
     assert report.truth is not None

@@ -29,7 +29,8 @@ from urank.ranking.utility import utility
 from urank.report.evaluation_report import ReferenceValues
 
 if TYPE_CHECKING:
-    from urank.pipeline import Compare, ModelFit, Review
+    from urank.clicks.click_model import ClickModel
+    from urank.pipeline import Compare, Review
     from urank.report.click_report import FitReport
 
 
@@ -230,10 +231,10 @@ def review_fit(folder: str | Path) -> Review:
     """
     known = read_truth(folder)
 
-    def review(measured: FitReport, fit: ModelFit, dataset: Dataset) -> FitReport:
+    def review(measured: FitReport, model: ClickModel, dataset: Dataset) -> FitReport:
         qualities = {split: dict(each) for split, each in measured.qualities.items()}
         table = np.array(known["table"].to_list(), dtype=np.float64)[:, : dataset.positions]
-        figures = table_error(fit.model.clicks.log_ctr(known), table)
+        figures = table_error(model.log_ctr(known), table)
         if "test" in qualities:
             oracle = quality(*oracle_predictions(known, dataset, "test"), positions=dataset.positions)
             figures["oracle_share"] = oracle.log_loss / qualities["test"][measured.name].log_loss
