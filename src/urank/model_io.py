@@ -137,7 +137,7 @@ def load_model(folder: str | Path) -> RankingModel:
 def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
     if isinstance(member, GbdtClicks):
         name = f"member-{number}.txt"
-        (target / name).write_text(member.to_text(), encoding="utf-8")
+        (target / name).write_text(member.text, encoding="utf-8")
     elif isinstance(member, NetworkClicks):
         name = f"member-{number}.safetensors"
         _save_weights(member.network, target / name)
@@ -173,7 +173,7 @@ def _save_weights(network: torch.nn.Module, path: Path) -> None:
 def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"family": scorer.family, "takes_value": scorer.takes_value}
     if isinstance(scorer, TreesScorer):
-        (target / "scorer.txt").write_text(scorer.to_text(), encoding="utf-8")
+        (target / "scorer.txt").write_text(scorer.text, encoding="utf-8")
         return {**entry, "file": "scorer.txt"}
     if not isinstance(scorer, NetworkScorer):
         raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")

@@ -23,13 +23,10 @@ class Member(Protocol):
     """One model of an ensemble."""
 
     @property
-    def family(self) -> str:
-        """Its family."""
-        ...
+    def family(self) -> str: ...
 
     def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
         """Predict log P(click | item, k) `[rows, K]`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +52,7 @@ class NetworkClicks:
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """The calibrated mean of the members' tables.
-
-    Attributes:
-        featurizer: encodes raw columns.
-        positions: K.
-        members: the models whose tables are averaged.
-        calibration: applied to the mean.
-    """
+    """The calibrated mean of the members' tables, `[rows, K]` with K `positions`."""
 
     featurizer: Featurizer
     positions: int
