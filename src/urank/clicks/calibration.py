@@ -15,6 +15,7 @@ isotonic regression used here is scikit-learn's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -143,10 +144,8 @@ def fit_calibration(
     Args:
         kind: "temperature", "isotonic" or "none".
         log_ctr: `[rows]`, log P(click) before calibration, at the logged position.
-        position: `[rows]`, the logged position, 1 … K.
-        click: `[rows]`, 0 or 1.
-        positions: K.
-        monotone: make every row of the calibrated table non-increasing in k.
+        position, click: `[rows]`, the logged position, 1 … K, and 0 or 1.
+        positions, monotone: as for `Calibration`.
 
     A model that predicts 0.2 where 0.1 is clicked:
 
@@ -217,10 +216,8 @@ def running_minimum(table: Tensor) -> Tensor:
     >>> running_minimum(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
     [[3.0, 1.0, 1.0]]
     """
-    columns = [table[:, 0]]
-    for k in range(1, table.shape[1]):
-        columns.append(torch.minimum(columns[-1], table[:, k]))
-    return torch.stack(columns, dim=1)
+    columns = (table[:, k] for k in range(table.shape[1]))
+    return torch.stack(list(accumulate(columns, torch.minimum)), dim=1)
 
 
 def _fit_line(log_ctr: Floats, click: Floats) -> tuple[float, float]:

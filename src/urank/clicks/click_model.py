@@ -16,7 +16,6 @@ from urank.clicks.calibration import Calibration, calibrate
 from urank.clicks.families import Head, NetworkFamily
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
-from urank.log.ragged import at_positions
 
 
 class Member(Protocol):
@@ -72,10 +71,6 @@ class ClickModel:
             inputs = self.featurizer.encode(inputs)
         table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
         return calibrate(self.calibration, table).astype(np.float32)
-
-    def log_ctr_at(self, inputs: Inputs, position: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Predict log P(click) `[rows]` at one 1-based position for each row."""
-        return at_positions(self.log_ctr(inputs), position)
 
 
 def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:

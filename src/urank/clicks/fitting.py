@@ -102,8 +102,7 @@ def fit_clicks(
     Args:
         dataset, config: a prepared log, and settings.
         reference: also train a position-based model for comparison.
-        checkpoints: folder of training checkpoints, from which an interrupted run resumes.
-        report: progress callback.
+        checkpoints, report: folder from which an interrupted run resumes, and progress callback.
     """
     featurizer = fit_featurizer(dataset, min_count=config.min_count)
     if checkpoints is not None:

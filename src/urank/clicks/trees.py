@@ -42,11 +42,7 @@ class GbdtClicks(TreeModel):
 
     @classmethod
     def from_text(cls, text: str, positions: int, featurizer: Featurizer) -> GbdtClicks:
-        """Restore a model from its text.
-
-        Raises:
-            DataError: the text is not a LightGBM model, or one of other features.
-        """
+        """Restore a model from its text; a DataError if that is not a LightGBM model of these features."""
         return cls(text, len(featurizer.numeric), len(featurizer.categorical), "position", positions).checked()
 
     @property

@@ -50,9 +50,6 @@ Categories = Literal["text", "codes"]
 """How a graph takes categories: as strings, or as the codes of `Featurizer.encode` with any other number as unknown."""
 
 
-# Graphs
-
-
 def click_graph(clicks: ClickModel) -> onnx.ModelProto:
     """Build the graph of a click model: raw numbers and strings in, the calibrated `log_ctr` out.
 
@@ -89,9 +86,6 @@ def ranking_graph(model: RankingModel, *, categories: Categories) -> onnx.ModelP
     first = builder.node("Exp", builder.node("Gather", table, builder.constant(0), axis=1))
     builder.output(CTR1, builder.node("Mul", first, value))
     return builder.build()
-
-
-# Parts of graphs
 
 
 def _raw_features(
@@ -196,9 +190,6 @@ def _features(featurizer: Featurizer, numeric: str, codes: str) -> dict[str, tup
     return {NUMERIC: (numeric, numbers), CATEGORICAL: (codes, categories)}
 
 
-# The builder
-
-
 class GraphBuilder:
     """Collect the nodes of a graph; every method returns the name of the tensor it adds."""
 
@@ -267,9 +258,6 @@ class GraphBuilder:
         model = helper.make_model(graph, producer_name="urank", opset_imports=imports, ir_version=IR_VERSION)
         onnx.checker.check_model(model, full_check=True)
         return model
-
-
-# LightGBM trees
 
 
 LEQ, MEMBER = 0, 6  # codes of BRANCH_LEQ and BRANCH_MEMBER
@@ -355,9 +343,6 @@ def _numeric_split(structure: Mapping[str, Any]) -> tuple[float, bool]:
 
 def _doubles(values: Sequence[float]) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, dtype=np.float64))
-
-
-# Torch modules
 
 
 def _exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> onnx.GraphProto:

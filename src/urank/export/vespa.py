@@ -83,9 +83,6 @@ def export_vespa(
     return write_bundle(model, Path(target), graph, GRAPH, "codes", texts, content, overwrite=overwrite)
 
 
-# Fields
-
-
 @dataclass(frozen=True)
 class VespaField:
     """Where the profile finds a feature.
@@ -163,9 +160,6 @@ def _fields(featurizer: Featurizer, schema: str, query_features: Collection[str]
 
 def _of_kind(fields: Sequence[VespaField], kind: str) -> list[VespaField]:
     return [field for field in fields if field.kind == kind]
-
-
-# Files
 
 
 def _schema(schema: str, fields: Sequence[VespaField]) -> str:

@@ -112,11 +112,7 @@ class Featurizer:
         return cls(tuple(starmap(Numeric, scales)), tuple(map(Categorical, categorical, vocabularies)))
 
     def encode(self, table: pa.Table | pl.DataFrame) -> Inputs:
-        """Encode a table with a flat column for each feature.
-
-        Raises:
-            DataError: a feature is missing from the table.
-        """
+        """Encode a table with a flat column for each feature; a DataError if one is missing."""
         table = table.to_arrow() if isinstance(table, pl.DataFrame) else table
         absent = [name for name in self.names if name not in table.column_names]
         if absent:

@@ -109,11 +109,7 @@ class TreeModel:
         return sums
 
     def checked(self) -> Self:
-        """Validate the text and return the model.
-
-        Raises:
-            DataError: the text is not a LightGBM model, or one of other columns.
-        """
+        """Return the model after validating its text; a DataError if that is not a LightGBM model of these columns."""
         if not self.text.startswith("tree\n"):  # LightGBM would also write to standard error
             raise DataError(f"the text must be a LightGBM model; it starts with {self.text[:20]!r}")
         try:

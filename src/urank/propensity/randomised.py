@@ -116,9 +116,6 @@ def fit_by_category(
     return ByCategory(f"randomised by {column}", column, overall, dict(sorted(curves.items())))
 
 
-# Counts and rates
-
-
 def list_counts(
     position: Ints,
     click: NDArray[Any],
@@ -134,10 +131,8 @@ def list_counts(
     denominators of the two rates to compare.
 
     Args:
-        position: `[rows]`, from 1 to K, distinct within a list.
-        click: `[rows]`, 0 or 1.
+        position, click: `[rows]`, from 1 to K, distinct within a list, and 0 or 1.
         offsets: `[lists + 1]`.
-        K: number of positions.
         where: `[rows]`, the items to compare; by default all. The others only count as something shown at k.
         part: `[rows]`, numbers from 0 that no two lists share: the items to count together, such as those of one
             category; by default the items of a list.
@@ -235,9 +230,6 @@ def _curve(queries: NDArray[np.uint64], counts: Counts, dataset: Dataset) -> Exa
     return ExaminationCurve("randomised", tuple(values.tolist()), tuple(errors.tolist()))
 
 
-# Categories
-
-
 def credibility(ratio: Floats, sums: NDArray[Any], overall: Floats, usable: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Compute the weight w `[G, K]` of each category's own ratio, and the variance τ² `[K]` between categories.
 
@@ -318,9 +310,6 @@ def _category_counts(block: Block, compared: NDArray[np.bool_], code: Ints, K: i
 def _codes(text: pl.Series, names: Sequence[str]) -> Ints:
     """Return the index of each text among the names; −1 if absent or missing."""
     return text.cast(pl.Enum(names), strict=False).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
-
-
-# The randomised lists of a log
 
 
 def _randomised_lists(

@@ -121,9 +121,6 @@ def _refusal(error: BaseException) -> BaseException:
     return (ConfigError if found[1] == "ConfigError" else DataError)(found[2].strip())
 
 
-LEAST_BUCKETS = 8
-
-
 def prepare_on_ray(
     log: Log,
     folder: str | Path,
@@ -150,7 +147,7 @@ def prepare_on_ray(
     """
     last = prepare.validate_arguments(log, folder, split, valid, test, positions)
     rows = max(1, memory.bucket_bytes // log.row_bytes)
-    buckets = max(LEAST_BUCKETS, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
+    buckets = max(8, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
     with connected(cluster), new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
         settings: dict[str, Any] = {"log": log, "last": last, "buckets": buckets, "target": target}
         numbers = range(log.files)
@@ -206,9 +203,6 @@ def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Sp
             writer.close()
     files = [f"{name}/{file}" for name, writer in writers.items() for file in writer.files]
     return pa.table({"summary": [summary.to_json()], "files": [files]})
-
-
-BATCH_ROWS = 65_536
 
 
 def rank_on_ray(
@@ -274,7 +268,7 @@ def _read_candidates(
         with open_parquet(source) as file:
             if ids[0] not in file.schema_arrow.names:
                 raise DataError(f"candidates must have the column '{ids[0]}' for the engine ray; {source} has none")
-            for rows in file.iter_batches(batch_size=BATCH_ROWS):
+            for rows in file.iter_batches(batch_size=65_536):
                 table = pa.Table.from_batches([rows])
                 query = pl.Series(table[ids[0]].combine_chunks()).cast(pl.String).fill_null("")
                 part = (stable_hash(query) % np.uint64(parts)).astype(np.int32)
