@@ -35,6 +35,7 @@ from urank.learning.batches import Batch, Stream
 from urank.learning.features import Featurizer
 from urank.learning.training import TrainingConfig, seeded, train
 from urank.log.dataset import Dataset
+from urank.log.ragged import at_positions
 
 FAMILIES: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector", "position", "gbdt")
 console = Console(stderr=True)
@@ -173,14 +174,14 @@ def _hotel(folder: Path, *, quick: bool) -> Iterator[Bar]:
     position, click = log["position"].to_numpy().astype(np.int64), log["click"].to_numpy()
     constant = np.full(len(click), np.log(click.mean()))
     for who, log_p in {
-        fit.model.name: fit.model.log_ctr_at(fit.model.featurizer.encode(log), position),
-        "pbm": fit.reference.log_ctr_at(fit.reference.featurizer.encode(log), position),
+        fit.model.name: at_positions(fit.model.log_ctr(log), position),
+        "pbm": at_positions(fit.reference.log_ctr(log), position),
         "constant": constant,
     }.items():
         found = quality(log_p, position, click, positions=dataset.positions)
         yield Bar(f"hotel, randomised searches: log loss of {who}", found.log_loss, "")
         yield Bar(f"hotel, randomised searches: AUC of {who}", found.auc, "")
-    predicted = np.exp(fit.model.log_ctr_at(fit.model.featurizer.encode(log), position))
+    predicted = np.exp(at_positions(fit.model.log_ctr(log), position))
     stars = np.nan_to_num(log["prop_starrating"].to_numpy())
     for group, rows in {"up to 3 stars": stars <= 3, "4 stars and more": stars >= 4}.items():
         for places, inside in {

@@ -25,7 +25,6 @@ from safetensors.torch import load_file, save_file
 
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
-from urank.clicks.families import build_network
 from urank.clicks.fitting import ClickConfig
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError, UrankError
@@ -50,16 +49,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise DataError(f"{folder} is not a urank model: its manifest.json has another format")
     if not isinstance(manifest.get("version"), int):
         raise DataError(f"{folder} is damaged: the version in its manifest.json is {manifest.get('version')!r}")
-    if manifest["version"] < MANIFEST_VERSION:
-        raise DataError(
-            f"{folder} was written by an older urank (manifest version {manifest.get('version')}, this one reads "
-            f"{MANIFEST_VERSION}); train it again"
-        )
-    if manifest["version"] > MANIFEST_VERSION:
-        raise DataError(
-            f"{folder} was written by a newer urank (manifest version {manifest['version']}, this one reads "
-            f"{MANIFEST_VERSION}); update urank"
-        )
+    if manifest["version"] != MANIFEST_VERSION:
+        older = manifest["version"] < MANIFEST_VERSION
+        by, remedy = ("an older urank", "train it again") if older else ("a newer urank", "update urank")
+        versions = f"manifest version {manifest['version']}, this one reads {MANIFEST_VERSION}"
+        raise DataError(f"{folder} was written by {by} ({versions}); {remedy}")
     return manifest
 
 
@@ -75,10 +69,8 @@ def save_model(
     """Save a model.
 
     Args:
-        model: the model.
-        config: the settings it was trained with.
-        folder: where to write it.
-        overwrite: replace an existing model.
+        model, config: the model, and the settings it was trained with.
+        folder, overwrite: where to write it, and whether to replace an existing model.
         onnx: also write the ONNX graphs.
         facts: further entries of the manifest, such as metrics on held-out queries.
     """
@@ -118,14 +110,11 @@ def load_model(folder: str | Path) -> RankingModel:
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
-        features = json.loads((folder / "features.json").read_text(encoding="utf-8"))
-        featurizer = Featurizer.from_dict(features)
+        featurizer = Featurizer.from_dict(json.loads((folder / "features.json").read_text(encoding="utf-8")))
         config = UrankConfig.model_validate(manifest["config"])
         positions = int(manifest["positions"])
-        members = tuple(
-            _read_member(entry, folder, featurizer, positions, config.clicks) for entry in manifest["members"]
-        )
-        clicks = ClickModel(featurizer, positions, members, Calibration.from_dict(manifest["calibration"]))
+        members = [_read_member(each, folder, featurizer, positions, config.clicks) for each in manifest["members"]]
+        clicks = ClickModel(featurizer, positions, tuple(members), Calibration.from_dict(manifest["calibration"]))
         entry = manifest["scorer"]
         scorer = _read_scorer(entry, folder, featurizer, config.scorer) if entry is not None else None
         return RankingModel(clicks, scorer, manifest["method"])
@@ -137,7 +126,7 @@ def load_model(folder: str | Path) -> RankingModel:
 def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
     if isinstance(member, GbdtClicks):
         name = f"member-{number}.txt"
-        (target / name).write_text(member.to_text(), encoding="utf-8")
+        (target / name).write_text(member.text, encoding="utf-8")
     elif isinstance(member, NetworkClicks):
         name = f"member-{number}.safetensors"
         _save_weights(member.network, target / name)
@@ -153,14 +142,7 @@ def _read_member(
     if entry["family"] == "gbdt":
         return GbdtClicks.from_text(path.read_text(encoding="utf-8"), positions, featurizer)
     with torch.random.fork_rng():
-        network = build_network(
-            entry["family"],
-            featurizer,
-            positions,
-            backbone=config.backbone,
-            hidden=config.hidden,
-            dropout=config.dropout,
-        )
+        network = config.network(entry["family"], featurizer, positions)
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkClicks(entry["family"], network)
@@ -173,15 +155,15 @@ def _save_weights(network: torch.nn.Module, path: Path) -> None:
 def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"family": scorer.family, "takes_value": scorer.takes_value}
     if isinstance(scorer, TreesScorer):
-        (target / "scorer.txt").write_text(scorer.to_text(), encoding="utf-8")
+        (target / "scorer.txt").write_text(scorer.text, encoding="utf-8")
         return {**entry, "file": "scorer.txt"}
     if not isinstance(scorer, NetworkScorer):
         raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
     network = scorer.network
     _save_weights(network, target / "scorer.safetensors")
     scale = asdict(network.value) if network.value is not None else None
-    shape = {"backbone": network.kind, "hidden": list(network.hidden), "value": scale}
-    return {**entry, "file": "scorer.safetensors", **shape}
+    entry |= {"file": "scorer.safetensors", "backbone": network.kind, "hidden": list(network.hidden), "value": scale}
+    return entry
 
 
 def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, config: RankerConfig) -> Scorer:
@@ -189,12 +171,10 @@ def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer,
     if entry["family"] == "trees":
         return TreesScorer.from_text(path.read_text(encoding="utf-8"), featurizer, takes_value=entry["takes_value"])
     with torch.random.fork_rng():
-        network = ScoreNetwork(
-            featurizer,
-            Numeric(**entry["value"]) if entry["value"] is not None else None,
-            backbone=entry.get("backbone", config.backbone),  # absent in older manifests
-            hidden=tuple(entry.get("hidden", config.hidden)),
-        )
+        value = Numeric(**entry["value"]) if entry["value"] is not None else None
+        # Absent in older manifests.
+        backbone, hidden = entry.get("backbone", config.backbone), entry.get("hidden", config.hidden)
+        network = ScoreNetwork(featurizer, value, backbone=backbone, hidden=tuple(hidden))
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkScorer(network)

@@ -306,7 +306,7 @@ def _grow_on_first(
 
     def grown() -> dict[str, Any]:
         trees, history = grow()
-        return {"text": trees.to_text(), "history": asdict(history)}
+        return {"text": trees.text, "history": asdict(history)}
 
     received = distributed.broadcast(grown)
     return TreesScorer.from_text(received["text"], featurizer, dataset.has("value")), History(**received["history"])

@@ -82,7 +82,7 @@ def test_temperature_scales_and_shifts_the_logit() -> None:
 
 
 def test_isotonic_interpolates_between_knots_and_stays_off_0_and_1() -> None:
-    calibration = Isotonic(1, start=[[0.0, 0.4]], width=[[0.4, 0.6]], rise=[[0.1, 0.9]])
+    calibration = Isotonic(1, [[0.0, 0.4]], [[0.4, 0.6]], [[0.1, 0.9]])
     p = np.array([[0.2], [0.4], [0.7], [0.0], [1.0]])
     with np.errstate(divide="ignore"):
         found = np.exp(calibrate(calibration, np.log(p)))[:, 0]

@@ -165,7 +165,7 @@ def test_stops_early(dataset: Dataset, featurizer: Featurizer) -> None:
 
 def test_same_seed_same_text(model: GbdtClicks, dataset: Dataset, featurizer: Featurizer) -> None:
     assert fit_gbdt(dataset, featurizer, seed=7, config=CONFIG) == model
-    assert fit_gbdt(dataset, featurizer, seed=8, config=CONFIG).to_text() != model.to_text()
+    assert fit_gbdt(dataset, featurizer, seed=8, config=CONFIG).text != model.text
 
 
 def test_nothing_is_printed(dataset: Dataset, featurizer: Featurizer, capfd: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +174,7 @@ def test_nothing_is_printed(dataset: Dataset, featurizer: Featurizer, capfd: pyt
 
 
 def test_text_round_trip(model: GbdtClicks, featurizer: Featurizer) -> None:
-    again = GbdtClicks.from_text(model.to_text(), model.positions, featurizer)
+    again = GbdtClicks.from_text(model.text, model.positions, featurizer)
     inputs = hard_inputs(model, 500)
     assert again == model
     assert np.array_equal(again.log_ctr(inputs), model.log_ctr(inputs))
@@ -188,7 +188,7 @@ def test_refuses_text_that_is_no_model(text: str, featurizer: Featurizer) -> Non
 
 def test_refuses_a_model_of_other_features(model: GbdtClicks, featurizer: Featurizer) -> None:
     with pytest.raises(DataError, match=r"8 numeric features, 0 categorical features .* takes 11 columns"):
-        GbdtClicks.from_text(model.to_text(), 6, Featurizer(featurizer.numeric, ()))
+        GbdtClicks.from_text(model.text, 6, Featurizer(featurizer.numeric, ()))
 
 
 def test_refuses_an_empty_train_split(plain_log: pl.DataFrame, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_same_seed_same_text(small: Small, clicks: ClickModel, grown: tuple[Tree
     assert again(3) == grown[0]
     inputs, value = items(small)
     assert np.array_equal(again(3, threads=2).score(inputs, value), grown[0].score(inputs, value))
-    assert again(4).to_text() != grown[0].to_text()
+    assert again(4).text != grown[0].text
 
 
 def test_the_unit_of_the_gains_does_not_matter(
@@ -267,7 +267,7 @@ def test_sigma_is_the_unit_of_the_scores(small: Small, clicks: ClickModel, grown
 
 def test_text_round_trip(small: Small, grown: tuple[TreesScorer, History], monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, _ = grown
-    again = TreesScorer.from_text(scorer.to_text(), small.featurizer, True)
+    again = TreesScorer.from_text(scorer.text, small.featurizer, True)
     inputs, value = items(small)
     scores = scorer.score(inputs, value)
     assert (again, again.family) == (scorer, "trees")
@@ -284,7 +284,7 @@ def test_refuses_text_that_is_no_model(text: str, small: Small) -> None:
 
 
 def test_refuses_a_model_of_other_columns(small: Small, grown: tuple[TreesScorer, History]) -> None:
-    text = grown[0].to_text()
+    text = grown[0].text
     with pytest.raises(DataError, match=r"6 numeric features, 1 categorical features and nothing else; it takes 8"):
         TreesScorer.from_text(text, small.featurizer, False)
     with pytest.raises(DataError, match=r"6 numeric features, 0 categorical features and the value; it takes 8"):

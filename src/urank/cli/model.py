@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def curves_command(
     if output is not None:
         save_curves(curves, output)
     notes = [f"\nThe figure is {output}"] if output is not None else []
-    document = [curve.to_dict() for curve in curves]
+    document = [asdict(curve) for curve in curves]
     printing.show(document, lambda console: console.print(terminal_table(curve_table(curves, by))), *notes)
 
 

@@ -14,8 +14,9 @@ isotonic regression used here is scikit-learn's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 CalibrationKind = Literal["none", "temperature", "isotonic"]
+Floats = NDArray[np.float64]
 
 PRIOR_CLICKS = 20.0
 """Strength of the prior a = 1, b = 0 of a temperature, in clicks."""
@@ -49,15 +51,18 @@ class Calibration(nn.Module):
 
     Args:
         positions: K.
+        numbers: the buffers named in `buffer_names`, `[K]` or `[K, J]` each.
         monotone: make every row of the result non-increasing in k.
     """
 
     kind: CalibrationKind = "none"
+    buffer_names: tuple[str, ...] = ()
 
-    def __init__(self, positions: int, *, monotone: bool = False) -> None:
+    def __init__(self, positions: int, *numbers: list[Any], monotone: bool = False) -> None:
         super().__init__()
-        self.positions = positions
-        self.monotone = monotone
+        self.positions, self.monotone = positions, monotone
+        for name, values in zip(self.buffer_names, numbers, strict=True):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
 
     def curve(self, log_ctr: Tensor) -> Tensor:
         """Apply the curve of each position to its column."""
@@ -80,8 +85,8 @@ class Calibration(nn.Module):
         >>> Calibration.from_dict(values).to_dict() == values
         True
         """
-        settings = dict(values)
-        return _KINDS[_check_kind(settings.pop("kind"))](**settings)
+        kind = _check_kind(values["kind"])
+        return kind(values["positions"], *(values[each] for each in kind.buffer_names), monotone=values["monotone"])
 
 
 class Temperature(Calibration):
@@ -89,18 +94,12 @@ class Temperature(Calibration):
 
         logit P'(click | item, k) = a_k · logit P(click | item, k) + b_k,      a_k > 0
 
-    Args:
-        slope, intercept: `[K]`, a and b.
+    Its numbers are the slopes a `[K]` and the intercepts b `[K]`.
     """
 
-    kind = "temperature"
+    kind, buffer_names = "temperature", ("slope", "intercept")
     slope: Tensor
     intercept: Tensor
-
-    def __init__(self, positions: int, slope: list[float], intercept: list[float], *, monotone: bool = False) -> None:
-        super().__init__(positions, monotone=monotone)
-        self.register_buffer("slope", torch.tensor(slope, dtype=torch.float32))
-        self.register_buffer("intercept", torch.tensor(intercept, dtype=torch.float32))
 
     def curve(self, log_ctr: Tensor) -> Tensor:
         return log_sigmoid(self.slope * logit_of_log(log_ctr) + self.intercept)
@@ -114,40 +113,21 @@ class Isotonic(Calibration):
     All terms of the sum are non-negative: unlike a sum of ReLUs it loses nothing to cancellation, and is increasing in
     float32 too.
 
-    Args:
-        start, width, rise: `[K, J]`, x_j, x_{j+1} − x_j and y_{j+1} − y_j; positions with fewer pieces are padded with
-            pieces of rise 0.
+    Its numbers are x_j, x_{j+1} − x_j and y_{j+1} − y_j, `[K, J]` each; positions with fewer pieces are padded with
+    pieces of rise 0.
     """
 
-    kind = "isotonic"
+    kind, buffer_names = "isotonic", ("start", "width", "rise")
     start: Tensor
     width: Tensor
     rise: Tensor
-
-    def __init__(
-        self,
-        positions: int,
-        start: list[list[float]],
-        width: list[list[float]],
-        rise: list[list[float]],
-        *,
-        monotone: bool = False,
-    ) -> None:
-        super().__init__(positions, monotone=monotone)
-        self.register_buffer("start", torch.tensor(start, dtype=torch.float32))
-        self.register_buffer("width", torch.tensor(width, dtype=torch.float32))
-        self.register_buffer("rise", torch.tensor(rise, dtype=torch.float32))
 
     def curve(self, log_ctr: Tensor) -> Tensor:
         ramps = torch.clamp((torch.exp(log_ctr)[:, :, None] - self.start) / self.width, 0.0, 1.0)
         return torch.log(torch.clamp((self.rise * ramps).sum(dim=2), FLOOR, 1 - FLOOR))
 
 
-_KINDS: dict[CalibrationKind, Callable[..., Calibration]] = {
-    "none": Calibration,
-    "temperature": Temperature,
-    "isotonic": Isotonic,
-}
+_KINDS: dict[str, type[Calibration]] = {each.kind: each for each in (Calibration, Temperature, Isotonic)}
 
 
 def fit_calibration(
@@ -164,10 +144,8 @@ def fit_calibration(
     Args:
         kind: "temperature", "isotonic" or "none".
         log_ctr: `[rows]`, log P(click) before calibration, at the logged position.
-        position: `[rows]`, the logged position, 1 … K.
-        click: `[rows]`, 0 or 1.
-        positions: K.
-        monotone: make every row of the calibrated table non-increasing in k.
+        position, click: `[rows]`, the logged position, 1 … K, and 0 or 1.
+        positions, monotone: as for `Calibration`.
 
     A model that predicts 0.2 where 0.1 is clicked:
 
@@ -200,9 +178,8 @@ def fit_calibration(
 def calibrate(calibration: Calibration, log_ctr: NDArray[Any]) -> NDArray[Any]:
     """Calibrate a table of log probabilities `[rows, K]`, in chunks of rows; the dtype stays."""
     if np.ndim(log_ctr) != 2 or log_ctr.shape[1] != calibration.positions:
-        raise ValueError(
-            f"log_ctr must have shape [rows, {calibration.positions}]; got shape {list(np.shape(log_ctr))}"
-        )
+        needed = f"[rows, {calibration.positions}]"
+        raise ValueError(f"log_ctr must have shape {needed}; got shape {list(np.shape(log_ctr))}")
     result = np.empty_like(log_ctr)
     with torch.no_grad():
         for first in range(0, len(log_ctr), _CHUNK_ROWS):
@@ -239,13 +216,11 @@ def running_minimum(table: Tensor) -> Tensor:
     >>> running_minimum(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
     [[3.0, 1.0, 1.0]]
     """
-    columns = [table[:, 0]]
-    for k in range(1, table.shape[1]):
-        columns.append(torch.minimum(columns[-1], table[:, k]))
-    return torch.stack(columns, dim=1)
+    columns = (table[:, k] for k in range(table.shape[1]))
+    return torch.stack(list(accumulate(columns, torch.minimum)), dim=1)
 
 
-def _fit_line(log_ctr: NDArray[np.float64], click: NDArray[np.float64]) -> tuple[float, float]:
+def _fit_line(log_ctr: Floats, click: Floats) -> tuple[float, float]:
     """Fit a and b of one position by cross-entropy with a data-based prior.
 
         Σ_rows H(click, P') + w · H(P, P'),      H(c, P') = −c log P' − (1 − c) log(1 − P')
@@ -263,21 +238,16 @@ def _fit_line(log_ctr: NDArray[np.float64], click: NDArray[np.float64]) -> tuple
     target = (click + weight * p) / (1 + weight)
     scale = len(p) * max(p.mean(), click.mean())
 
-    def objective(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def objective(parameters: Floats) -> tuple[float, Floats]:
         tilt, level = parameters
         scores = z + tilt * spread + level
         residual = expit(scores) - target
         loss = np.logaddexp(0.0, scores).sum() - target @ scores
         return float(loss) / scale, np.array([residual @ spread, residual.sum()]) / scale
 
-    found = minimize(
-        objective,
-        np.zeros(2),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(LEAST_SLOPE - 1, None), (None, None)],
-        options={"ftol": 1e-12, "gtol": 1e-8, "maxiter": 200},
-    )
+    bounds = [(LEAST_SLOPE - 1, None), (None, None)]
+    options: Any = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 200}
+    found = minimize(objective, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     tilt, level = (float(parameter) for parameter in found.x)
     return 1 + tilt, level - tilt * centre
 
@@ -296,9 +266,7 @@ def prior_weight(clicks: float, rows: Any, predicted: Any, observed: Any) -> Any
     return clicks / (rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed)))
 
 
-def _fit_knots(
-    log_ctr: NDArray[np.float64], click: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _fit_knots(log_ctr: Floats, click: Floats) -> tuple[Floats, Floats]:
     """Fit the knots x and y of one position, both increasing, from (0, 0) to (1, 1), at most 32.
 
     The isotonic regression of the clicks on P (Zadrozny and Elkan 2002) is a step function. Its steps become knots, at
@@ -322,7 +290,7 @@ def _fit_knots(
     return np.concatenate([[0.0], x, [1.0]]), np.concatenate([[0.0], y, [1.0]])
 
 
-def _pool(rows: NDArray[Any], total: NDArray[Any], clicks: NDArray[Any]) -> NDArray[np.float64]:
+def _pool(rows: NDArray[Any], total: NDArray[Any], clicks: NDArray[Any]) -> Floats:
     """Pool neighbouring steps: rows, sum of P and clicks `[knots, 3]`, at most 30 knots.
 
     The mean of a knot's share of the rows and its share of the expected clicks is at least a thirtieth, so that there
@@ -341,27 +309,23 @@ def _pool(rows: NDArray[Any], total: NDArray[Any], clicks: NDArray[Any]) -> NDAr
             knots[-1] = knots[-1] + step
             sizes[-1] += share
     if sizes[-1] < least and len(knots) > 1:
-        last = knots.pop()
-        knots[-1] = knots[-1] + last
+        knots[-2:] = [knots[-2] + knots[-1]]
     return np.array(knots)
 
 
-def _check_kind(kind: Any) -> CalibrationKind:
+def _check_kind(kind: Any) -> type[Calibration]:
     if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(get_args(CalibrationKind))}; got {kind!r}")
-    checked: CalibrationKind = kind
-    return checked
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+    return _KINDS[kind]
 
 
 def _check_rows(
     log_ctr: NDArray[Any], position: NDArray[Any], click: NDArray[Any], positions: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[Floats, NDArray[np.int64], Floats]:
     """Validate the rows; clip log P to where it has a logit."""
     if not np.shape(log_ctr) == np.shape(position) == np.shape(click) or np.ndim(click) != 1:
-        raise ValueError(
-            "log_ctr, position and click must have the same shape [rows]; got shapes "
-            f"{list(np.shape(log_ctr))}, {list(np.shape(position))} and {list(np.shape(click))}"
-        )
+        shapes = "{}, {} and {}".format(*(list(np.shape(each)) for each in (log_ctr, position, click)))
+        raise ValueError(f"log_ctr, position and click must have the same shape [rows]; got shapes {shapes}")
     if positions < 1:
         raise ValueError(f"positions must be from 1 up; got {positions}")
     checks = {

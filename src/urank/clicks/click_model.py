@@ -16,20 +16,16 @@ from urank.clicks.calibration import Calibration, calibrate
 from urank.clicks.families import Head, NetworkFamily
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
-from urank.log.ragged import at_positions
 
 
 class Member(Protocol):
     """One model of an ensemble."""
 
     @property
-    def family(self) -> str:
-        """Its family."""
-        ...
+    def family(self) -> str: ...
 
     def log_ctr(self, inputs: Inputs) -> NDArray[np.float32]:
         """Predict log P(click | item, k) `[rows, K]`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +51,7 @@ class NetworkClicks:
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """The calibrated mean of the members' tables.
-
-    Attributes:
-        featurizer: encodes raw columns.
-        positions: K.
-        members: the models whose tables are averaged.
-        calibration: applied to the mean.
-    """
+    """The calibrated mean of the members' tables, `[rows, K]` with K `positions`."""
 
     featurizer: Featurizer
     positions: int
@@ -82,10 +71,6 @@ class ClickModel:
             inputs = self.featurizer.encode(inputs)
         table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
         return calibrate(self.calibration, table).astype(np.float32)
-
-    def log_ctr_at(self, inputs: Inputs, position: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Predict log P(click) `[rows]` at one 1-based position for each row."""
-        return at_positions(self.log_ctr(inputs), position)
 
 
 def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -8,7 +8,7 @@ which is all that training needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,15 @@ NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone"
 class Head(nn.Module):
     """A backbone, one linear layer, and the family's function from its outputs to the table."""
 
+    outputs: int | None = None  # width of the linear layer; None for K
+
     def __init__(
         self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
     ) -> None:
         super().__init__()
         self.positions = positions
         self.backbone = build_backbone(backbone, featurizer, hidden, dropout)
-        self.output = nn.Linear(self.backbone.width, self.outputs(positions))
-
-    @staticmethod
-    def outputs(positions: int) -> int:
-        """Return the width of the linear layer."""
-        raise NotImplementedError
+        self.output = nn.Linear(self.backbone.width, self.outputs or positions)
 
     def table(self, outputs: Tensor) -> Tensor:
         """Compute the table `[rows, K]` from the outputs of the linear layer."""
@@ -53,20 +50,12 @@ class Head(nn.Module):
 class VectorHead(Head):
     """The paper's A1: K independent outputs, one for each position."""
 
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return positions
-
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(outputs)
 
 
 class FactorisedHead(Head):
     """examination(item, k) · relevance(item), as in the paper's released code; examination at position 1 is 1."""
-
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return positions
 
     def table(self, outputs: Tensor) -> Tensor:
         relevance = log_sigmoid(outputs[:, :1])
@@ -82,14 +71,10 @@ class MonotoneHead(Head):
     With g = log k and s = max(wᵀx + 1, 0) this is the oracle of Section 5.2.
     """
 
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return 2
+    outputs = 2
 
-    def __init__(
-        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
-    ) -> None:
-        super().__init__(featurizer, positions, backbone, hidden, dropout)
+    def __init__(self, featurizer: Featurizer, positions: int, *shape: Any) -> None:
+        super().__init__(featurizer, positions, *shape)
         k = torch.arange(1, positions + 1, dtype=torch.float32)
         steps = torch.log(k[1:]) - torch.log(k[:-1])
         self.steps = nn.Parameter(torch.log(torch.expm1(steps)))  # the curve starts as log k
@@ -118,18 +103,13 @@ class PositionHead(Head):
     runs once for all K positions.
     """
 
-    mixed = 32
+    outputs = 32
 
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return PositionHead.mixed
-
-    def __init__(
-        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
-    ) -> None:
-        super().__init__(featurizer, positions, backbone, hidden, dropout)
-        self.places = nn.Embedding(positions, self.mixed)
-        self.mix = nn.Sequential(nn.ReLU(), nn.Linear(self.mixed, self.mixed), nn.ReLU(), nn.Linear(self.mixed, 1))
+    def __init__(self, featurizer: Featurizer, positions: int, *shape: Any) -> None:
+        super().__init__(featurizer, positions, *shape)
+        width = self.outputs
+        self.places = nn.Embedding(positions, width)
+        self.mix = nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
 
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(self.mix(outputs[:, None, :] + self.places.weight)[:, :, 0])
@@ -148,18 +128,12 @@ class DeepFMHead(Head):
     """
 
     backbone: DeepFM
+    outputs = 1
 
-    @staticmethod
-    def outputs(positions: int) -> int:
-        return 1
-
-    def __init__(
-        self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
-    ) -> None:
-        del backbone
+    def __init__(self, featurizer: Featurizer, positions: int, _: Backbone, *shape: Any) -> None:
         place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has code k
         fields = Featurizer(featurizer.numeric, (*featurizer.categorical, place))
-        super().__init__(fields, positions, "deepfm", hidden, dropout)
+        super().__init__(fields, positions, "deepfm", *shape)
 
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(outputs[..., 0])

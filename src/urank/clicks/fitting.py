@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from urank import distributed
-from urank.clicks.calibration import Calibration, fit_calibration
+from urank.clicks.calibration import Calibration, CalibrationKind, fit_calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks, log_mean_exp
-from urank.clicks.families import Head, build_network, click_loss
+from urank.clicks.families import Head, NetworkFamily, build_network, click_loss
 from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt
 from urank.learning.batches import Batch, Stream, train_and_valid
 from urank.learning.features import Featurizer, Inputs, fit_featurizer
@@ -30,6 +31,7 @@ from urank.progress import Report, silent
 from urank.storage import remove_folder
 
 ClickFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
+Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
 """The families of `auto`; the best one, or the mean of all, is kept by held-out log loss."""
 
@@ -42,23 +44,28 @@ class ClickConfig(BaseModel):
     families: tuple[ClickFamily, ...] = Field(
         AUTO,
         min_length=1,
-        description="families to train; the one with the best held-out log loss is kept, or all if the mean "
-        "of their tables is better",
+        description="click model families: **monotone**, one falling curve, steeper or flatter by item; "
+        "**factorised**, examination(item, k) · relevance(item); **vector**, K outputs (the paper's A1); **position**, "
+        "position as an input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, "
+        "one curve for all items. The best by held-out log loss is kept, or the mean of all if it is better",
     )
     mix: bool = Field(False, description="always keep the mean of all families")
-    ensemble: int = Field(1, ge=1, le=100, description="number of seeds whose tables are averaged")
-    backbone: Backbone = Field(
-        "mlp", description="backbone of every network: mlp or deepfm; the family deepfm always has a DeepFM"
-    )
+    ensemble: int = Field(1, ge=1, le=100, description="number of random seeds whose predictions are averaged")
+    backbone: Backbone = Field("mlp", description="backbone of the networks: a multilayer perceptron, or a DeepFM")
     hidden: tuple[int, ...] = Field((128, 64), min_length=1, description="sizes of the hidden layers")
-    dropout: float = Field(0.05, ge=0, lt=1, description="share of hidden units dropped at each step")
-    calibration: Literal["none", "temperature", "isotonic"] = Field(
-        "temperature", description="calibration of the table by position, on the validation split"
+    dropout: float = Field(0.05, ge=0, lt=1, description="dropout rate of the hidden layers")
+    calibration: CalibrationKind = Field(
+        "temperature", description="calibration of P(click) by position, fitted on the validation split"
     )
-    min_count: int = Field(5, ge=1, description="occurrences a category needs to have its own embedding")
+    min_count: int = Field(5, ge=1, description="minimum number of occurrences of a category with its own embedding")
     training: TrainingConfig = TrainingConfig()
     trees: GbdtConfig = GbdtConfig()
-    seed: int = Field(0, ge=0, description="seed of all random numbers")
+    seed: int = Field(0, ge=0, description="random seed")
+
+    def network(self, family: NetworkFamily, featurizer: Featurizer, positions: int) -> Head:
+        """Build a network with fresh weights from torch's global generator."""
+        hidden, dropout = self.hidden, self.dropout
+        return build_network(family, featurizer, positions, backbone=self.backbone, hidden=hidden, dropout=dropout)
 
 
 MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
@@ -72,8 +79,7 @@ class Fit:
         model: the model that was kept.
         reference: a position-based model for comparison; None if not requested.
         tried: one member of each family alone, calibrated too.
-        valid_loss: held-out log loss of every member, by name.
-        histories: training rounds of every network, by name.
+        valid_loss, histories: held-out log loss of every member and training rounds of every network, by name.
     """
 
     model: ClickModel
@@ -91,15 +97,12 @@ def fit_clicks(
     checkpoints: Path | None = None,
     report: Report = silent,
 ) -> Fit:
-    """Train, select and calibrate a click model.
+    """Train on the train split; stop early, select and calibrate on the valid split.
 
     Args:
-        dataset: a prepared log; train is fitted, valid is for early stopping, selection and calibration, test is not
-            used.
-        config: settings.
+        dataset, config: a prepared log, and settings.
         reference: also train a position-based model for comparison.
-        checkpoints: folder of training checkpoints, from which an interrupted run resumes.
-        report: progress callback.
+        checkpoints, report: folder from which an interrupted run resumes, and progress callback.
     """
     featurizer = fit_featurizer(dataset, min_count=config.min_count)
     if checkpoints is not None:
@@ -110,25 +113,14 @@ def fit_clicks(
     kept = config.families if config.mix else trainer.best(first)
     more = [(family, config.seed + n) for family in kept for n in range(1, config.ensemble)]
     members = [*(first[family] for family in kept), *(trainer.member(family, seed) for family, seed in more)]
-    return Fit(
-        model=trainer.calibrated(members),
-        reference=pbm,
-        tried={family: trainer.calibrated([member]) for family, member in first.items()},
-        valid_loss=trainer.losses,
-        histories=trainer.histories,
-    )
+    tried: dict[str, ClickModel] = {family: trainer.calibrated([member]) for family, member in first.items()}
+    return Fit(trainer.calibrated(members), pbm, tried, trainer.losses, trainer.histories)
 
 
-def predictions(
-    model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+def predictions(model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None) -> Predictions:
     """Predict a split: log P(click) at the logged position, that position, and the click of every row, in order.
 
-    Args:
-        model: the click model.
-        dataset: the prepared log.
-        split: the name of the split.
-        most_rows: stop after the row group that reaches this many rows.
+    With `most_rows`, stop after the row group that reaches this many rows.
     """
     stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True)
     return _at_logged_positions(stream, model.log_ctr, most_rows)
@@ -136,7 +128,7 @@ def predictions(
 
 def _at_logged_positions(
     stream: Stream, log_ctr: Callable[[Inputs], NDArray[np.float32]], most_rows: int | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+) -> Predictions:
     parts = []
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
@@ -155,14 +147,10 @@ class _Trainer:
     def __init__(
         self, dataset: Dataset, featurizer: Featurizer, config: ClickConfig, checkpoints: Path | None, report: Report
     ) -> None:
-        self.dataset = dataset
-        self.featurizer = featurizer
-        self.config = config
-        self.checkpoints = checkpoints
-        self.report = report
-        self.train_split, self.valid_split = train_and_valid(
-            dataset, featurizer, config.training.batch_lists, shown=True
-        )
+        self.dataset, self.featurizer, self.config = dataset, featurizer, config
+        self.checkpoints, self.report = checkpoints, report
+        lists = config.training.batch_lists
+        self.train_split, self.valid_split = train_and_valid(dataset, featurizer, lists, shown=True)
         self.losses: dict[str, float] = {}
         self.histories: dict[str, History] = {}
         self._done: dict[str, Member] = {}
@@ -176,8 +164,8 @@ class _Trainer:
 
     def _gbdt(self, name: str, seed: int) -> Member:
         def grown() -> str:
-            found = fit_gbdt(self.dataset, self.featurizer, seed=seed, config=self.config.trees, report=self.report)
-            return found.to_text()
+            trees = self.config.trees
+            return fit_gbdt(self.dataset, self.featurizer, seed=seed, config=trees, report=self.report).text
 
         member = GbdtClicks.from_text(distributed.broadcast(grown), self.dataset.positions, self.featurizer)
         self.losses[name] = distributed.broadcast(lambda: self._log_loss([member]))
@@ -185,25 +173,13 @@ class _Trainer:
 
     def _network(self, name: str, family: Any, seed: int) -> Member:
         config = self.config
+        checkpoint = self.checkpoints / f"{name}.safetensors" if self.checkpoints is not None else None
         with seeded(seed):
-            network = build_network(
-                family,
-                self.featurizer,
-                self.dataset.positions,
-                backbone=config.backbone,
-                hidden=config.hidden,
-                dropout=config.dropout,
-            )
+            network = config.network(family, self.featurizer, self.dataset.positions)
+        held_out = partial(mean_loss, loss=_loss, stream=self.valid_split)
+        progress: dict[str, Any] = {"report": self.report, "name": f"train {name}"}
         self.histories[name] = train(
-            network,
-            _loss,
-            self.train_split,
-            lambda network: mean_loss(network, _loss, self.valid_split),
-            config.training,
-            seed=seed,
-            checkpoint=self.checkpoints / f"{name}.safetensors" if self.checkpoints is not None else None,
-            report=self.report,
-            name=f"train {name}",
+            network, _loss, self.train_split, held_out, config.training, seed=seed, checkpoint=checkpoint, **progress
         )
         self.losses[name] = self.histories[name].best
         return NetworkClicks(family, network)
@@ -233,10 +209,11 @@ class _Trainer:
         log_p, _, click = self._at_logged(members)
         return float(click_loss(torch.from_numpy(log_p), torch.from_numpy(click)))
 
-    def _at_logged(self, members: list[Member]) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        return _at_logged_positions(
-            self.valid_split, lambda inputs: log_mean_exp([member.log_ctr(inputs) for member in members])
-        )
+    def _at_logged(self, members: list[Member]) -> Predictions:
+        def mean(inputs: Inputs) -> NDArray[np.float32]:
+            return log_mean_exp([member.log_ctr(inputs) for member in members])
+
+        return _at_logged_positions(self.valid_split, mean)
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:

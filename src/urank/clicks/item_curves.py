@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -24,8 +23,7 @@ class ItemCurve:
     """The mean click curve of the rows of an item or group.
 
     Attributes:
-        name: the item or group.
-        rows: number of impressions averaged over.
+        name, rows: the item or group, and the number of impressions averaged over.
         rate: P(click) at positions 1 … K.
         decay: the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k.
     """
@@ -34,10 +32,6 @@ class ItemCurve:
     rows: int
     rate: list[float]
     decay: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        return asdict(self)
 
 
 def decay(log_rate: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -60,11 +54,9 @@ def click_curves_of(
     """Compute the curves of the named items or groups, or of the most frequent ones.
 
     Args:
-        model: the click model.
-        log: the items and their features.
+        model, log: the click model, and the items with their features.
         by: the grouping column: item_id, category, policy, query_id, or a categorical feature.
-        names: which groups; by default the most frequent.
-        most: how many of the most frequent.
+        names, most: which groups; by default the `most` most frequent.
     """
     known = [role for role in ("item_id", "query_id", "policy") if role in log.schema.roles]
     known += log.schema.named("categorical")
@@ -76,10 +68,8 @@ def click_curves_of(
     if absent:
         raise ConfigError(f"no row of {log.name} has the {by} '{absent[0]}'")
     chosen = list(names) or total.sort(["len", "name"], descending=[True, False])["name"].head(most).to_list()
-    rows = _first_rows(log, by, chosen, MOST_ROWS)
     curves = []
-    for name in chosen:
-        own = rows[name]
+    for name, own in _first_rows(log, by, chosen, MOST_ROWS).items():
         table = np.exp(model.log_ctr(own).astype(np.float64)).mean(axis=0)
         curves.append(ItemCurve(name, own.height, table.tolist(), float(decay(np.log(table)))))
     return curves

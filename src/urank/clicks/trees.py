@@ -31,29 +31,18 @@ from urank.progress import Report, silent
 class GbdtConfig(GrowthConfig):
     """Settings of the trees."""
 
-    row_share: float = Field(0.8, gt=0, le=1, description="share of the impressions sampled for each tree")
-    early_stopping: int = Field(
-        20, ge=1, description="stop after this many trees without a better log loss on the valid split"
-    )
+    row_share: float = Field(0.8, gt=0, le=1, description="fraction of the impressions sampled for each tree")
 
 
 @dataclass(frozen=True)
 class GbdtClicks(TreeModel):
-    """Fitted trees; models with equal text are equal.
-
-    Attributes:
-        positions: K.
-    """
+    """Fitted trees for K `positions`; models with equal text are equal."""
 
     positions: int
 
     @classmethod
     def from_text(cls, text: str, positions: int, featurizer: Featurizer) -> GbdtClicks:
-        """Restore a model from `to_text`.
-
-        Raises:
-            DataError: the text is not a LightGBM model, or one of other features.
-        """
+        """Restore a model from its text; a DataError if that is not a LightGBM model of these features."""
         return cls(text, len(featurizer.numeric), len(featurizer.categorical), "position", positions).checked()
 
     @property
@@ -83,8 +72,7 @@ def fit_gbdt(
         dataset: the prepared log; it is sampled if it does not fit in its memory budget.
         featurizer: fitted on the train split.
         seed: equal seeds give equal text.
-        config: settings of the trees.
-        report: progress callback.
+        config, report: settings of the trees, and progress callback.
 
     Raises:
         DataError: the train split is empty.
@@ -97,9 +85,7 @@ def fit_gbdt(
     callbacks: list[Callable[..., Any]] = [lambda env: report("growing trees", env.iteration + 1, env.end_iteration)]
     valid_sets = []
     if dataset.rows("valid"):
-        valid_sets.append(
-            lightgbm_dataset(dataset, "valid", featurizer, params, report, extra="position", reference=train)
-        )
+        valid_sets = [lightgbm_dataset(dataset, "valid", featurizer, params, report, extra="position", reference=train)]
         callbacks.append(lightgbm.early_stopping(config.early_stopping, verbose=False))
     booster = lightgbm.train(
         params, train, num_boost_round=config.trees, valid_sets=valid_sets, valid_names=["valid"], callbacks=callbacks

@@ -50,9 +50,6 @@ Categories = Literal["text", "codes"]
 """How a graph takes categories: as strings, or as the codes of `Featurizer.encode` with any other number as unknown."""
 
 
-# Graphs
-
-
 def click_graph(clicks: ClickModel) -> onnx.ModelProto:
     """Build the graph of a click model: raw numbers and strings in, the calibrated `log_ctr` out.
 
@@ -91,9 +88,6 @@ def ranking_graph(model: RankingModel, *, categories: Categories) -> onnx.ModelP
     return builder.build()
 
 
-# Parts of graphs
-
-
 def _raw_features(
     builder: GraphBuilder, featurizer: Featurizer, categories: Categories, *, omit_empty: bool = False
 ) -> tuple[str, str]:
@@ -116,17 +110,10 @@ def _look_up(builder: GraphBuilder, featurizer: Featurizer, text: str) -> str:
     """Encode strings by the vocabulary of their feature; unknown strings get 0, as in `Featurizer.encode`."""
     columns = []
     for place, feature in enumerate(featurizer.categorical):
-        known = feature.vocabulary
-        columns.append(
-            builder.node(
-                "LabelEncoder",
-                builder.node("Gather", text, builder.constant([place]), axis=1),
-                domain=ML_DOMAIN,
-                keys_strings=list(known or ("",)),
-                values_int64s=list(range(1, len(known) + 1) or (0,)),
-                default_int64=0,
-            )
-        )
+        column = builder.node("Gather", text, builder.constant([place]), axis=1)
+        keys = {"keys_strings": list(feature.vocabulary or ("",)), "default_int64": 0}
+        codes = list(range(1, len(feature.vocabulary) + 1) or (0,))
+        columns.append(builder.node("LabelEncoder", column, domain=ML_DOMAIN, values_int64s=codes, **keys))
     return builder.node("Concat", *columns, axis=1)
 
 
@@ -198,13 +185,9 @@ def _scores(
 
 def _features(featurizer: Featurizer, numeric: str, codes: str) -> dict[str, tuple[str, torch.Tensor]]:
     """Name the inputs that every network takes, each with two example rows."""
-    return {
-        NUMERIC: (numeric, torch.zeros(2, len(featurizer.numeric))),
-        CATEGORICAL: (codes, torch.zeros(2, len(featurizer.categorical), dtype=torch.int64)),
-    }
-
-
-# The builder
+    numbers = torch.zeros(2, len(featurizer.numeric))
+    categories = torch.zeros(2, len(featurizer.categorical), dtype=torch.int64)
+    return {NUMERIC: (numeric, numbers), CATEGORICAL: (codes, categories)}
 
 
 class GraphBuilder:
@@ -228,7 +211,6 @@ class GraphBuilder:
         return name
 
     def constant(self, value: ArrayLike) -> str:
-        """Add a constant tensor."""
         name = f"constant_{len(self._initializers)}"
         self._initializers.append(numpy_helper.from_array(np.asarray(value), name))
         return name
@@ -240,7 +222,6 @@ class GraphBuilder:
         return name
 
     def cast(self, tensor: str, kind: int) -> str:
-        """Convert a tensor to another element type."""
         return self.node("Cast", tensor, to=kind)
 
     def empty(self, like: str, kind: int) -> str:
@@ -249,11 +230,9 @@ class GraphBuilder:
         return self.cast(self.node("Slice", like, start, end, axis), kind)
 
     def module(self, module: torch.nn.Module, inputs: Mapping[str, tuple[str, torch.Tensor]]) -> str:
-        """Add a torch module in evaluation mode; the module itself does not change.
+        """Add a torch module with one output, in evaluation mode; the module itself does not change.
 
-        Args:
-            module: gives one tensor.
-            inputs: for each argument of `forward`, in order, the tensor to feed and two example rows.
+        `inputs` has for each argument of `forward`, in order, the tensor to feed and two example rows.
         """
         graph = _exported(module, {name: example for name, (_, example) in inputs.items()})
         prefix = f"module_{len(self._nodes)}_"
@@ -265,15 +244,7 @@ class GraphBuilder:
         return str(part.output[0].name)
 
     def trees(self, dump: Mapping[str, Any], rows: str) -> str:
-        """Sum LightGBM trees.
-
-        Args:
-            dump: result of `Booster.dump_model`.
-            rows: double `[rows, columns]`, the columns of the trees.
-
-        Returns:
-            Double `[rows, 1]`.
-        """
+        """Sum LightGBM trees, double `[rows, 1]`, over rows, double `[rows, columns]`; from `Booster.dump_model`."""
         ensemble = _TreeEnsemble()
         for tree in dump["tree_info"]:
             ensemble.add_tree(tree["tree_structure"])
@@ -289,9 +260,6 @@ class GraphBuilder:
         return model
 
 
-# LightGBM trees
-
-
 LEQ, MEMBER = 0, 6  # codes of BRANCH_LEQ and BRANCH_MEMBER
 ZERO = float(np.float32(1e-35))  # LightGBM treats numbers up to this size as 0
 
@@ -301,10 +269,7 @@ class _TreeEnsemble:
     """Attributes of the operator TreeEnsemble, one list entry for each node or leaf."""
 
     roots: list[int] = field(default_factory=list)
-    features: list[int] = field(default_factory=list)
-    modes: list[int] = field(default_factory=list)
-    splits: list[float] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
+    nodes: list[tuple[int, int, float, int]] = field(default_factory=list)  # feature, mode, split, missing goes left
     members: list[float] = field(default_factory=list)
     branches: list[tuple[int, int, int, int]] = field(default_factory=list)
     leaves: list[float] = field(default_factory=list)
@@ -331,23 +296,21 @@ class _TreeEnsemble:
         return place, 0
 
     def _add_node(self, feature: int, mode: int, split: float, missing: bool) -> int:
-        self.features.append(feature)
-        self.modes.append(mode)
-        self.splits.append(split)
-        self.missing.append(int(missing))
+        self.nodes.append((feature, mode, split, int(missing)))
         self.branches.append((0, 0, 0, 0))
-        return len(self.features) - 1
+        return len(self.nodes) - 1
 
     def attributes(self) -> dict[str, Any]:
-        true, true_leaf, false, false_leaf = (list(values) for values in zip(*self.branches, strict=True))
+        features, modes, splits, missing = zip(*self.nodes, strict=True)
+        true, true_leaf, false, false_leaf = zip(*self.branches, strict=True)
         return {
             "n_targets": 1,
             "aggregate_function": 1,  # sum
             "tree_roots": self.roots,
-            "nodes_featureids": self.features,
-            "nodes_modes": numpy_helper.from_array(np.array(self.modes, dtype=np.uint8)),
-            "nodes_splits": _doubles(self.splits),
-            "nodes_missing_value_tracks_true": self.missing,
+            "nodes_featureids": features,
+            "nodes_modes": numpy_helper.from_array(np.array(modes, dtype=np.uint8)),
+            "nodes_splits": _doubles(splits),
+            "nodes_missing_value_tracks_true": missing,
             "nodes_truenodeids": true,
             "nodes_trueleafs": true_leaf,
             "nodes_falsenodeids": false,
@@ -382,12 +345,9 @@ def _doubles(values: Sequence[float]) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, dtype=np.float64))
 
 
-# Torch modules
-
-
 def _exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> onnx.GraphProto:
     """Export a module; the graph has the inputs of the example and one output, and no trace of source paths."""
-    rows = torch.export.Dim("rows")
+    rows, aten = torch.export.Dim("rows"), torch.ops.aten
     with _quiet():
         program = torch.onnx.export(
             copy.deepcopy(module).cpu().eval(),
@@ -398,10 +358,7 @@ def _exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> o
             input_names=list(example),
             output_names=["output"],
             dynamic_shapes=tuple({0: rows} for _ in example),
-            custom_translation_table={
-                torch.ops.aten.log_sigmoid.default: _log_sigmoid,
-                torch.ops.aten.log1p.default: _log1p,
-            },
+            custom_translation_table={aten.log_sigmoid.default: _log_sigmoid, aten.log1p.default: _log1p},
         )
     assert program is not None  # noqa: S101 - None only without dynamo
     graph = program.model_proto.graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -41,9 +41,7 @@ class Export:
     """A written export.
 
     Attributes:
-        kind: `onnx` or `vespa`.
-        target: the folder or file.
-        files: file names within the folder, or the name of the file.
+        kind, target, files: `onnx` or `vespa`, the folder or file, and the file names in it.
         content: the content of `inputs.json`.
         difference: the largest relative difference from the model on random rows.
     """
@@ -63,15 +61,16 @@ class Export:
 
 
 def describe(
-    kind: str, model: RankingModel, graph: onnx.ModelProto, facts: Mapping[str, Any] | None = None
+    kind: str, model: RankingModel, graph: onnx.ModelProto, inputs: Mapping[str, Any], facts: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Describe the model, the versions a runtime must support, and the outputs of the graph."""
+    """Describe the model, the versions a runtime must support, and the outputs and inputs of the graph."""
     K = model.clicks.positions
     outputs = {
         SCORE: {"shape": ["rows"], "meaning": "the score to rank by, highest first"},
         LOG_CTR: {"shape": ["rows", K], "meaning": f"log P(click) at positions 1 to {K}"},
         CTR1: {"shape": ["rows"], "meaning": "value · P(click at position 1)"},
     }
+    inputs = {**inputs, VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0}}
     trees = any(node.op_type == "TreeEnsemble" for node in graph.graph.node)
     return {
         "format": FORMAT,
@@ -83,6 +82,7 @@ def describe(
         "ir_version": graph.ir_version,
         "least_onnxruntime": LEAST_RUNTIME_FOR_TREES if trees else LEAST_RUNTIME,
         "outputs": {value.name: outputs[value.name] for value in graph.graph.output},
+        "inputs": {value.name: inputs[value.name] for value in graph.graph.input},
     }
 
 
@@ -100,13 +100,9 @@ def write_bundle(
     """Write a folder of a graph and text files, atomically and after `check_graph`; it only replaces its own kind.
 
     Args:
-        model: what the graph was built from.
-        target: the folder.
-        graph: the graph.
-        graph_file: its path within the folder.
-        categories: how the graph takes categories.
-        texts: the other files, by their paths within the folder, `inputs.json` among them.
-        content: the content of `inputs.json`.
+        model, graph, categories: the model, its graph, and how the graph takes categories.
+        target, graph_file: the folder, and the path of the graph within it.
+        texts, content: the other files, by their paths within the folder, and the content of `inputs.json` among them.
         overwrite: replace an earlier export of the same kind.
     """
     kind, marker = content["kind"], target / INPUTS_FILE
@@ -130,6 +126,11 @@ def _is_export(marker: Path, kind: str) -> bool:
     return isinstance(content, dict) and (content.get("format"), content.get("kind")) == (FORMAT, kind)
 
 
+def describe_matrix(dtype: str, features: Sequence[Any], **rest: Any) -> dict[str, Any]:
+    """Describe an input `[rows, features]`."""
+    return {"type": dtype, "shape": ["rows", len(features)], "features": list(features), **rest}
+
+
 def to_json(value: Any) -> str:
     """Serialise a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -137,12 +138,6 @@ def to_json(value: Any) -> str:
 
 def check_graph(path: Path, model: RankingModel, categories: Categories, *, seed: int = 0) -> float:
     """Compare a written graph with its model, on all random rows at once and on a single one.
-
-    Args:
-        path: the graph.
-        model: what it was built from.
-        categories: how the graph takes categories.
-        seed: seed of the random rows.
 
     Returns:
         The largest relative difference.
@@ -175,10 +170,8 @@ def _difference(name: str, output: NDArray[Any], expected: NDArray[Any], size: N
     agrees = difference <= TOLERANCE * size  # NaN does not agree
     if not agrees.all():
         place = tuple(np.argwhere(~agrees)[0])
-        raise DataError(
-            f"the exported graph differs from the model: {name} must be {expected[place]:.6g} at random row "
-            f"{place[0]}; got {output[place]:.6g}"
-        )
+        found = f"{name} must be {expected[place]:.6g} at random row {place[0]}; got {output[place]:.6g}"
+        raise DataError(f"the exported graph differs from the model: {found}")
     return float(np.divide(difference, size, out=np.zeros_like(difference), where=size > 0).max(initial=0))
 
 
@@ -217,8 +210,7 @@ def graph_inputs(featurizer: Featurizer, rows: pl.DataFrame, categories: Categor
         inputs[NUMERIC] = rows.select(pl.col(names).cast(pl.Float32).fill_null(float("nan"))).to_numpy()
     if featurizer.categorical and categories == "text":
         names = [feature.name for feature in featurizer.categorical]
-        text = rows.select(pl.col(names).fill_null(missing_text(featurizer)))
-        inputs[CATEGORICAL] = text.to_numpy().astype(object)
+        inputs[CATEGORICAL] = rows.select(pl.col(names).fill_null(missing_text(featurizer))).to_numpy().astype(object)
     elif featurizer.categorical:
         codes = featurizer.encode(rows).categorical
         unknown = np.where(np.arange(len(codes))[:, None] % 2 == 0, 0, np.array(featurizer.cardinalities))
@@ -252,10 +244,9 @@ def export_onnx(
     """Write a model as one ONNX graph, after comparing the graph with the model.
 
     Args:
-        model: the model to export.
+        model, facts: the model to export, and further facts about it, for the description.
         target: a folder, for the graph, `inputs.json` and a README; or a file, if it ends in .onnx. The graph's
             metadata contain the content of `inputs.json` too, under `urank`.
-        facts: further facts about the model, for the description.
         overwrite: replace an earlier export.
 
     Raises:
@@ -264,10 +255,7 @@ def export_onnx(
     target = Path(target)
     graph = ranking_graph(model, categories="text")
     inputs = _describe_inputs(model.clicks.featurizer)
-    content = {
-        **describe("onnx", model, graph, facts),
-        "inputs": {value.name: inputs[value.name] for value in graph.graph.input},
-    }
+    content = describe("onnx", model, graph, inputs, facts)
     helper.set_model_props(graph, {"urank": json.dumps(content, ensure_ascii=False, allow_nan=False)})
     if target.suffix != ".onnx":
         texts = {INPUTS_FILE: to_json(content), "README.md": _readme(content)}
@@ -281,21 +269,11 @@ def export_onnx(
 
 
 def _describe_inputs(featurizer: Featurizer) -> dict[str, dict[str, Any]]:
+    sizes = [len(feature.vocabulary) for feature in featurizer.categorical]
+    rest = {"vocabulary_sizes": sizes, "missing": missing_text(featurizer)}
     return {
-        NUMERIC: {
-            "type": "float32",
-            "shape": ["rows", len(featurizer.numeric)],
-            "features": [feature.name for feature in featurizer.numeric],
-            "missing": "NaN",
-        },
-        CATEGORICAL: {
-            "type": "string",
-            "shape": ["rows", len(featurizer.categorical)],
-            "features": [feature.name for feature in featurizer.categorical],
-            "vocabulary_sizes": [len(feature.vocabulary) for feature in featurizer.categorical],
-            "missing": missing_text(featurizer),
-        },
-        VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0},
+        NUMERIC: describe_matrix("float32", [feature.name for feature in featurizer.numeric], missing="NaN"),
+        CATEGORICAL: describe_matrix("string", [feature.name for feature in featurizer.categorical], **rest),
     }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from urank.errors import ConfigError
 from urank.export.graph import CATEGORICAL, CTR1, NUMERIC, SCORE, VALUE, ranking_graph
-from urank.export.onnx import INPUTS_FILE, Export, describe, inverse_signed_log, to_json, write_bundle
+from urank.export.onnx import INPUTS_FILE, Export, describe, describe_matrix, inverse_signed_log, to_json, write_bundle
 from urank.learning.features import Featurizer
 from urank.ranking.ranking_model import RankingModel
 
@@ -48,12 +48,10 @@ def export_vespa(
     """Write a fragment of a Vespa application, after comparing its graph with the model.
 
     Args:
-        model: the model to export.
-        target: the folder.
+        model, facts: the model to export, and further facts about it, for the description.
+        target, overwrite: the folder, and whether to replace an earlier export.
         schema: the name of the document type.
         query_features: the features sent with the query; all others are attributes of the document.
-        facts: further facts about the model, for the description.
-        overwrite: replace an earlier export.
 
     Raises:
         ConfigError: the schema is not an identifier, or a query feature is not a feature of the model.
@@ -63,17 +61,13 @@ def export_vespa(
     fields = _fields(featurizer, schema, query_features)
     graph = ranking_graph(model, categories="codes")
     ranked_by = CTR1 if model.scorer is None else SCORE
-    inputs = {
-        NUMERIC: _describe_matrix(fields, "float", "float32"),
-        CATEGORICAL: _describe_matrix(fields, "int", "int64"),
-        VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0},
+    columns = {
+        kind: [{"feature": each.feature, "name": each.name, "from": each.source} for each in _of_kind(fields, kind)]
+        for kind in ("float", "int")
     }
-    content = {
-        **describe("vespa", model, graph, facts),
-        "schema": schema,
-        "ranked_by": ranked_by,
-        "inputs": {value.name: inputs[value.name] for value in graph.graph.input},
-    }
+    numeric, categorical = describe_matrix("float32", columns["float"]), describe_matrix("int64", columns["int"])
+    inputs = {NUMERIC: numeric, CATEGORICAL: categorical}
+    content = describe("vespa", model, graph, inputs, facts) | {"schema": schema, "ranked_by": ranked_by}
     vocabulary = {
         field.name: {text: code for code, text in enumerate(feature.vocabulary, 1)}
         for field, feature in zip(_of_kind(fields, "int"), featurizer.categorical, strict=True)
@@ -89,16 +83,12 @@ def export_vespa(
     return write_bundle(model, Path(target), graph, GRAPH, "codes", texts, content, overwrite=overwrite)
 
 
-# Fields
-
-
 @dataclass(frozen=True)
 class VespaField:
     """Where the profile finds a feature.
 
     Attributes:
-        feature: its name in the model.
-        name: its name in Vespa.
+        feature, name: its name in the model, and in Vespa.
         kind: `float`, or `int` for the code of a category.
         in_query: whether it is sent with the query rather than stored in the document.
     """
@@ -123,16 +113,11 @@ class VespaField:
 
     @property
     def source(self) -> str:
-        """`query` or `document`."""
         return "query" if self.in_query else "document"
 
 
 def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Choose an identifier for each name, the name itself where possible; no two differ in case alone.
-
-    Args:
-        names: distinct names.
-        taken: identifiers that must not be used.
+    """Choose an identifier for each distinct name, itself where possible, none taken; no two differ in case alone.
 
     >>> identifiers(["price", "emb[0]", "2nd", "Größe", "if"], taken=["if"])
     {'price': 'price', 'emb[0]': 'emb_0', '2nd': 'f_2nd', 'Größe': 'Gr_e', 'if': 'f_if'}
@@ -145,9 +130,7 @@ def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> dict[str, 
         if _is_identifier(name) and name.lower() not in used:
             chosen[name] = name
             used.add(name.lower())
-    for name in names:
-        if name in chosen:
-            continue
+    for name in (name for name in names if name not in chosen):
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
         if not _is_identifier(stem) or stem == name:
             stem = f"f_{stem}".rstrip("_")
@@ -165,30 +148,18 @@ def _is_identifier(name: str) -> bool:
 
 def _fields(featurizer: Featurizer, schema: str, query_features: Collection[str]) -> list[VespaField]:
     if not _is_identifier(schema):
-        raise ConfigError(
-            f"schema must be letters, digits and underscores and not start with a digit; got '{schema}' (--schema)"
-        )
+        needed = "letters, digits and underscores and not start with a digit"
+        raise ConfigError(f"schema must be {needed}; got '{schema}' (--schema)")
     unknown = [name for name in query_features if name not in featurizer.names]
     if unknown:
         raise ConfigError(f"query_features must be features of the model; '{unknown[0]}' is not (--query-feature)")
     names = identifiers(featurizer.names, [*RESERVED, VALUE])
-    kinds = ["float"] * len(featurizer.numeric) + ["int"] * len(featurizer.categorical)
-    return [
-        VespaField(name, names[name], kind, name in query_features)
-        for name, kind in zip(featurizer.names, kinds, strict=True)
-    ]
+    kinds = {each.name: "float" for each in featurizer.numeric} | {each.name: "int" for each in featurizer.categorical}
+    return [VespaField(name, names[name], kind, name in query_features) for name, kind in kinds.items()]
 
 
 def _of_kind(fields: Sequence[VespaField], kind: str) -> list[VespaField]:
     return [field for field in fields if field.kind == kind]
-
-
-def _describe_matrix(fields: Sequence[VespaField], kind: str, dtype: str) -> dict[str, Any]:
-    columns = [{"feature": field.feature, "name": field.name, "from": field.source} for field in _of_kind(fields, kind)]
-    return {"type": dtype, "shape": ["rows", len(columns)], "features": columns}
-
-
-# Files
 
 
 def _schema(schema: str, fields: Sequence[VespaField]) -> str:

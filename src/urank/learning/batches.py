@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,10 +33,7 @@ class ListArrays:
     """The lists of a row group as arrays.
 
     Attributes:
-        inputs: encoded features, a row for each item.
-        position: `[rows]`, 1-based logged positions.
-        click: `[rows]`, 0 or 1.
-        value: `[rows]`, values of clicks.
+        position, click, value: `[rows]`, 1-based logged positions, clicks 0 or 1, and values of clicks.
         offsets: `[lists + 1]`.
         table: `[rows, K]`, P(click | item, k) of the click model that a ranker learns from; None for a click model.
         gain: `[rows]`, the gain of each item by itself, such as its click over its propensity; None unless requested.
@@ -49,29 +47,23 @@ class ListArrays:
     table: NDArray[np.float32] | None = None
     gain: NDArray[np.float32] | None = None
 
+    def _by_row(self) -> dict[str, Any]:
+        arrays = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "offsets"}
+        return {name: array for name, array in arrays.items() if array is not None}
+
     def permuted(self, order: NDArray[np.int64]) -> ListArrays:
         """Return the lists in another order."""
         lengths = np.diff(self.offsets)[order]
         offsets = np.append(0, np.cumsum(lengths))
         rows = np.repeat(self.offsets[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            position=self.position[rows],
-            click=self.click[rows],
-            value=self.value[rows],
-            offsets=offsets,
-            table=self.table[rows] if self.table is not None else None,
-            gain=self.gain[rows] if self.gain is not None else None,
-        )
+        return ListArrays(**{name: array[rows] for name, array in self._by_row().items()}, offsets=offsets)
 
     def batches(self, batch_lists: int, batch_rows: int) -> Iterator[Batch]:
         """Slice the lists into batches that share their memory; long lists make batches of fewer lists."""
-        by_row = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("inputs", "offsets")
-        }
-        by_row |= {"numeric": self.inputs.numeric, "categorical": self.inputs.categorical}
-        tensors = {name: torch.from_numpy(array) for name, array in by_row.items() if array is not None}
+        by_row = self._by_row()
+        inputs = by_row.pop("inputs")
+        by_row |= {"numeric": inputs.numeric, "categorical": inputs.categorical}
+        tensors = {name: torch.from_numpy(array) for name, array in by_row.items()}
         offsets, lists, last = torch.from_numpy(self.offsets), len(self.offsets) - 1, 0
         while last < lists:
             first = last
@@ -101,11 +93,9 @@ class Batch:
 
     @property
     def lists(self) -> int:
-        """Number of lists."""
         return len(self.offsets) - 1
 
     def to(self, device: torch.device) -> Batch:
-        """Move the tensors to a device."""
         if device.type == "cpu":
             return self
         tensors = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -113,16 +103,12 @@ class Batch:
 
 
 class Gain(Protocol):
-    """The gain of each item by itself."""
+    """The gain of each item by itself, `[rows]`, and the item columns it needs."""
 
     @property
-    def columns(self) -> Sequence[str]:
-        """The item columns it needs."""
-        ...
+    def columns(self) -> Sequence[str]: ...
 
-    def __call__(self, block: Block) -> NDArray[np.float32]:
-        """Compute the gains `[rows]`."""
-        ...
+    def __call__(self, block: Block) -> NDArray[np.float32]: ...
 
 
 class Stream:
@@ -144,33 +130,24 @@ class Stream:
         """Open a split.
 
         Args:
-            dataset: the prepared log.
-            split: the name of the split.
-            featurizer: encodes raw columns.
-            batch_lists: lists in a batch.
+            dataset, split, featurizer, batch_lists: the prepared log, its split, their encoding, and lists in a batch.
             cache_bytes: largest size of a split that is kept in memory; by default from the dataset's memory budget.
             table: computes P(click | item, k) `[rows, K]`.
             gain: computes the gain of each item by itself.
             shown: drop the items beyond the last position, which were not shown.
             most_rows: read only as many of the first row groups as reach this many rows.
         """
-        self.dataset = dataset
-        self.split = split
-        self.featurizer = featurizer
-        self.batch_lists = batch_lists
-        self.groups = dataset.groups(split)
-        self.rows = dataset.rows(split)
+        self.dataset, self.split, self.featurizer, self.batch_lists = dataset, split, featurizer, batch_lists
+        self.groups, self.rows = dataset.groups(split), dataset.rows(split)
         if most_rows is not None and self.rows > most_rows:
             lists = sum(group.lists for group in self.groups)
             before = np.cumsum([0, *(group.lists for group in self.groups)])[:-1] * self.rows / lists
             self.groups = [group for group, rows in zip(self.groups, before, strict=True) if rows < most_rows]
             self.rows = round(self.rows * sum(group.lists for group in self.groups) / lists)
-        self._shown = shown
         cache_bytes = dataset.memory.cache_bytes if cache_bytes is None else cache_bytes
         width = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical) + 24
         width += 4 * dataset.positions if table is not None else 0
-        self._table = table
-        self._gain = gain
+        self._table, self._gain, self._shown = table, gain, shown
         self._keep = self.rows * width <= cache_bytes
         self._kept: dict[int, ListArrays] = {}
 
@@ -228,12 +205,11 @@ class Stream:
         """Return the row groups this worker reads, and its range of lists in each: neighbours may share a group."""
         bounds = np.append(0, np.cumsum([self.groups[group].lists for group in groups]))
         mine = distributed.share(int(bounds[-1]))
-        shares = []
-        for group, first, last in zip(groups, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            part = range(max(first, mine.start) - first, min(last, mine.stop) - first)
-            if len(part):
-                shares.append((group, part))
-        return shares
+        shares = [
+            (group, range(max(first, mine.start) - first, min(last, mine.stop) - first))
+            for group, (first, last) in zip(groups, pairwise(bounds.tolist()), strict=True)
+        ]
+        return [(group, part) for group, part in shares if len(part)]
 
 
 def train_and_valid(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,7 @@ _COUNTS = pl.DataFrame(schema={"v": pl.String, "n": pl.UInt64})
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Encoded features, a row for each item.
-
-    Attributes:
-        numeric: `[rows, F]` raw numbers, NaN where missing.
-        categorical: `[rows, C]` category codes; 0 is unknown or missing.
-    """
+    """Encoded features: `[rows, F]` raw numbers, NaN where missing, and `[rows, C]` codes, 0 if unknown or missing."""
 
     numeric: NDArray[np.float32]
     categorical: NDArray[np.int64]
@@ -94,8 +90,7 @@ class Featurizer:
         Args:
             tables: chunks of the train split, with a flat column for each feature; in a process group each worker
                 passes its own tables, and all get the same featurizer.
-            numeric: names of the numeric features.
-            categorical: names of the categorical features.
+            numeric, categorical: names of the features.
             min_count: occurrences a category needs to have its own code.
         """
         moments = np.zeros((4, len(numeric)))
@@ -112,21 +107,12 @@ class Featurizer:
         mean = total / known
         std = np.sqrt(np.maximum(squares / known - mean**2, 0))
         std = np.where(std > 1e-6, std, 1.0)
-        return cls(
-            numeric=tuple(
-                Numeric(name, float(mean[i]), float(std[i]), bool(missing[i] > 0)) for i, name in enumerate(numeric)
-            ),
-            categorical=tuple(
-                Categorical(name, _vocabulary(counts[i], min_count)) for i, name in enumerate(categorical)
-            ),
-        )
+        scales = zip(numeric, mean.tolist(), std.tolist(), (missing > 0).tolist(), strict=True)
+        vocabularies = [_vocabulary(each, min_count) for each in counts]
+        return cls(tuple(starmap(Numeric, scales)), tuple(map(Categorical, categorical, vocabularies)))
 
     def encode(self, table: pa.Table | pl.DataFrame) -> Inputs:
-        """Encode a table with a flat column for each feature.
-
-        Raises:
-            DataError: a feature is missing from the table.
-        """
+        """Encode a table with a flat column for each feature; a DataError if one is missing."""
         table = table.to_arrow() if isinstance(table, pl.DataFrame) else table
         absent = [name for name in self.names if name not in table.column_names]
         if absent:
@@ -151,12 +137,8 @@ class Featurizer:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Featurizer:
         """Restore a featurizer from `to_dict`."""
-        return cls(
-            numeric=tuple(Numeric(**feature) for feature in values["numeric"]),
-            categorical=tuple(
-                Categorical(feature["name"], tuple(feature["vocabulary"])) for feature in values["categorical"]
-            ),
-        )
+        categorical = (Categorical(each["name"], tuple(each["vocabulary"])) for each in values["categorical"])
+        return cls(tuple(Numeric(**each) for each in values["numeric"]), tuple(categorical))
 
 
 def fit_featurizer(dataset: Dataset, *, min_count: int = 5) -> Featurizer:
@@ -170,9 +152,8 @@ def fit_featurizer(dataset: Dataset, *, min_count: int = 5) -> Featurizer:
             raise DataError(f"{dataset.folder} has no {split} queries; prepare it with other shares (--valid, --test)")
     if not dataset.features:
         raise DataError(f"{dataset.folder} has no features to distinguish items by; prepare a log with feature columns")
-    return Featurizer.fit(
-        own_items(dataset, "train", dataset.features), dataset.numeric, dataset.categorical, min_count=min_count
-    )
+    items = own_items(dataset, "train", dataset.features)
+    return Featurizer.fit(items, dataset.numeric, dataset.categorical, min_count=min_count)
 
 
 def own_items(dataset: Dataset, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -40,18 +40,16 @@ class GrowthConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    trees: int = Field(300, ge=1, le=100_000, description="trees at most; early stopping keeps fewer")
-    learning_rate: float = Field(0.1, gt=0, le=1, description="weight of each tree")
-    leaves: int = Field(31, ge=2, le=MAX_LEAVES, description="leaves of a tree at most")
-    min_data_in_leaf: int = Field(50, ge=1, description="impressions in a leaf at least")
-    row_share: float = Field(1.0, gt=0, le=1, description="share of the impressions sampled for each tree")
-    feature_share: float = Field(0.8, gt=0, le=1, description="share of the features that each tree may split on")
+    trees: int = Field(300, ge=1, le=100_000, description="maximum number of trees; early stopping keeps fewer")
+    learning_rate: float = Field(0.1, gt=0, le=1, description="shrinkage of each tree")
+    leaves: int = Field(31, ge=2, le=MAX_LEAVES, description="maximum number of leaves per tree")
+    min_data_in_leaf: int = Field(50, ge=1, description="minimum number of impressions in a leaf")
+    row_share: float = Field(1.0, gt=0, le=1, description="fraction of the impressions sampled for each tree")
+    feature_share: float = Field(0.8, gt=0, le=1, description="fraction of the features sampled for each tree")
     l2: float = Field(0.0, ge=0, description="L2 regularisation of the leaf values")
-    bins: int = Field(255, ge=2, le=65_535, description="bins of a numeric feature at most")
-    early_stopping: int = Field(
-        20, ge=1, description="stop after this many trees without improvement on the valid split"
-    )
-    threads: int = Field(0, ge=0, description="threads of LightGBM; 0 for the number of cores")
+    bins: int = Field(255, ge=2, le=65_535, description="maximum number of bins per numeric feature")
+    early_stopping: int = Field(20, ge=1, description="number of trees without validation improvement before stopping")
+    threads: int = Field(0, ge=0, description="number of LightGBM threads; 0 uses all cores")
 
     def row_bytes(self, features: int, positions: int = 0) -> int:
         """Estimate the bytes of an impression: bins, scores, derivatives, and for a ranker its gain by position."""
@@ -91,13 +89,8 @@ class TreeModel:
     n_categorical: int
     extra: str | None
 
-    def to_text(self) -> str:
-        """Return the model in LightGBM's text format."""
-        return self.text
-
     @property
     def width(self) -> int:
-        """Number of columns."""
         return self.n_numeric + self.n_categorical + (self.extra is not None)
 
     @cached_property
@@ -116,11 +109,7 @@ class TreeModel:
         return sums
 
     def checked(self) -> Self:
-        """Validate the text and return the model.
-
-        Raises:
-            DataError: the text is not a LightGBM model, or one of other columns.
-        """
+        """Return the model after validating its text; a DataError if that is not a LightGBM model of these columns."""
         if not self.text.startswith("tree\n"):  # LightGBM would also write to standard error
             raise DataError(f"the text must be a LightGBM model; it starts with {self.text[:20]!r}")
         try:
@@ -142,7 +131,7 @@ def sample_for_trees(dataset: Dataset, row_bytes: int) -> Dataset:
 
 
 def sample_sentence(dataset: Dataset, row_bytes: int) -> str | None:
-    """Describe the sample that trees are trained on; None if they are trained on all impressions."""
+    """Describe the sample that trees are trained on; None if it is all impressions."""
     rows, all_rows = sample_for_trees(dataset, row_bytes).rows("train"), dataset.rows("train")
     if rows >= all_rows:
         return None
@@ -176,11 +165,8 @@ def lightgbm_dataset(
     these are too many, use `sample_for_trees`.
 
     Args:
-        dataset: the prepared log.
-        split: the name of the split.
-        featurizer: fitted on the train split.
-        params: parameters of LightGBM.
-        report: progress callback.
+        dataset, split, featurizer: the prepared log, its split, and the encoding fitted on the train split.
+        params, report: parameters of LightGBM, and progress callback.
         extra: the name of the column after the features; None without one.
         reference: the dataset whose bins are reused.
     """
@@ -200,14 +186,9 @@ def lightgbm_dataset(
     ]
     if 4 * total * (first + n + 1) <= IN_MEMORY_BYTES:
         rows = np.concatenate([each[:] for each in rows])
-    data = lightgbm.Dataset(
-        rows,
-        np.concatenate(clicks),
-        reference=reference,
-        categorical_feature=list(range(first, first + n)),
-        params=dict(params),
-    )
-    return data.construct()
+    categorical = list(range(first, first + n))
+    labels = np.concatenate(clicks)
+    return lightgbm.Dataset(rows, labels, reference, categorical_feature=categorical, params=dict(params)).construct()
 
 
 class _RowGroupReader:

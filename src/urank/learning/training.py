@@ -41,15 +41,15 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: int = Field(30, ge=1, description="passes over the data at most; early stopping may end training sooner")
-    patience: int = Field(2, ge=1, description="rounds without a better held-out loss before the step size is reduced")
-    reductions: int = Field(2, ge=0, description="reductions of the step size before training stops")
-    batch_lists: int = Field(256, ge=1, description="lists in a batch")
-    learning_rate: float = Field(3e-3, gt=0, description="step size of AdamW")
+    epochs: int = Field(30, ge=1, description="maximum passes over the training data; early stopping may need fewer")
+    patience: int = Field(2, ge=1, description="rounds without improvement before the learning rate is reduced")
+    reductions: int = Field(2, ge=0, description="learning rate reductions before training stops")
+    batch_lists: int = Field(256, ge=1, description="lists per batch")
+    learning_rate: float = Field(3e-3, gt=0, description="learning rate of AdamW")
     weight_decay: float = Field(1e-3, ge=0, description="weight decay of AdamW")
-    clip: float = Field(5.0, gt=0, description="largest norm of a gradient")
-    round_rows: int = Field(4_000_000, ge=1, description="impressions between measurements of the held-out loss")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device that networks are trained on")
+    clip: float = Field(5.0, gt=0, description="maximum gradient norm")
+    round_rows: int = Field(4_000_000, ge=1, description="impressions between evaluations of the held-out loss")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device to train networks on")
 
 
 @dataclass
@@ -89,28 +89,24 @@ def train(
     """Train a network in place; it ends with the weights of its best round.
 
     Args:
-        network: the network.
-        loss: computes the mean loss of a batch.
-        stream: the train split.
-        held_out: computes the loss for early stopping.
+        network, loss: the network, and the mean loss of a batch.
+        stream, held_out: the train split, and the loss for early stopping.
         config: settings.
         seed: determines the order of the lists and the dropout.
         checkpoint: file with the state after each round; if it exists, the run resumes from it.
-        report: progress callback.
-        name: name of the step in progress reports.
+        report, name: progress callback, and the name of the step in its reports.
         weigh: weight of a batch in the mean over workers: the number of rows or lists its loss is the mean over.
     """
     network.to(choose_device(config.device))
     step: nn.Module = _LossModule(network, loss)
     if distributed.size() > 1:
         step = DistributedDataParallel(step, forward_sync_buffers=False)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    history, schedule, best = History(), _Schedule(), _copy(network.state_dict())
+    run = _Run(network, config)
     if checkpoint is not None:
         saved = distributed.broadcast_bytes(lambda: checkpoint.read_bytes() if checkpoint.exists() else b"")
         if saved:
-            history, schedule, best = _restore(saved, checkpoint, network, optimiser)
-    all_rows = config.epochs * stream.rows
+            run.restore(saved, checkpoint)
+    history, schedule, all_rows = run.history, run.schedule, config.epochs * stream.rows
     while not schedule.finished and schedule.epoch < config.epochs:
         started, done = time.perf_counter(), schedule.epoch * stream.rows
         note = f"loss {history.rounds[-1]['valid']:.4f} " if history.rounds else ""
@@ -121,27 +117,19 @@ def train(
         groups = _next_groups(stream, config, seed, schedule)
         batches = stream.batches(groups, shuffle=(seed, schedule.epoch))
         with seeded(seed * 1_000_003 + schedule.round + 7_919 * distributed.rank()):
-            mean, rows = _run_round(step, network, optimiser, batches, config.clip, progress, weigh)
+            mean, rows = _run_round(step, run.optimiser, batches, config.clip, progress, weigh)
         valid = held_out(network)
-        history.rounds.append(
-            {
-                "round": schedule.round,
-                "train": mean,
-                "valid": valid,
-                "step": optimiser.param_groups[0]["lr"],
-                "rows": rows,
-                "seconds": time.perf_counter() - started,
-            }
-        )
-        best = _keep_best(network, optimiser, history, schedule, best, config, valid)
+        losses = {"round": schedule.round, "train": mean, "valid": valid, "step": run.optimiser.param_groups[0]["lr"]}
+        history.rounds.append({**losses, "rows": rows, "seconds": time.perf_counter() - started})
+        run.keep_best(valid)
         schedule.round += 1
         schedule.done_groups += len(groups)
         if schedule.done_groups >= len(stream.groups):
             schedule.epoch, schedule.done_groups = schedule.epoch + 1, 0
         if checkpoint is not None and distributed.rank() == 0:
-            _save(checkpoint, network, optimiser, history, schedule, best)
+            run.save(checkpoint)
     report(name, all_rows, all_rows, f"loss {history.best:.4f}")
-    network.load_state_dict(best)
+    network.load_state_dict(run.best)
     network.eval()
     return history
 
@@ -157,8 +145,7 @@ def seeded(seed: int) -> Iterator[None]:
 def mean_loss(network: nn.Module, loss: Loss, stream: Stream) -> float:
     """Compute the mean loss over the rows of a split, without dropout and gradients."""
     device = next(network.parameters()).device
-    total, rows = 0.0, 0
-    training = network.training
+    total, rows, training = 0.0, 0, network.training
     network.eval()
     with torch.inference_mode():
         for batch in stream.batches():
@@ -196,7 +183,8 @@ def _weighted_batches(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -
     Workers may have a few batches more or less than others, but all must take part in each step: a worker without a
     batch left repeats its last one with weight 0.
     """
-    if distributed.size() == 1:
+    workers = distributed.size()
+    if workers == 1:
         yield from ((batch, 1.0) for batch in batches)
         return
     last: Batch | None = None
@@ -208,15 +196,12 @@ def _weighted_batches(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -
         if not weights:
             return
         if last is None or lacking:
-            raise TooFewError(
-                f"there are fewer training lists than the {distributed.size()} workers; use fewer workers"
-            )
-        yield last, own * distributed.size() / weights
+            raise TooFewError(f"there are fewer training lists than the {workers} workers; use fewer workers")
+        yield last, own * workers / weights
 
 
 def _run_round(
     step: nn.Module,
-    network: nn.Module,
     optimiser: torch.optim.Optimizer,
     batches: Iterator[Batch],
     clip: float,
@@ -224,13 +209,12 @@ def _run_round(
     weigh: Callable[[Batch], int],
 ) -> tuple[float, int]:
     """Take a step for each batch; return the mean loss and the rows of all workers."""
-    device = next(network.parameters()).device
-    network.train()
+    step.train()
+    parameters = list(step.parameters())
     total, weights, rows, reported = 0.0, 0, 0, time.perf_counter()
-    parameters = list(network.parameters())
     for batch, weight in _weighted_batches(batches, weigh):
         optimiser.zero_grad(set_to_none=True)
-        value = step(batch.to(device))
+        value = step(batch.to(parameters[0].device))
         (value if weight == 1 else value * weight).backward()
         nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
@@ -263,71 +247,64 @@ def _next_groups(stream: Stream, config: TrainingConfig, seed: int, schedule: _S
     return chosen
 
 
-def _keep_best(
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    history: History,
-    schedule: _Schedule,
-    best: Weights,
-    config: TrainingConfig,
-    valid: float,
-) -> Weights:
-    """Return the best weights so far; when patience ends, go back to them with a smaller step size, or stop."""
-    if valid < history.best:
-        history.best, history.best_round, schedule.waited = valid, schedule.round, 0
-        return _copy(network.state_dict())
-    schedule.waited += 1
-    if schedule.waited >= config.patience:
-        schedule.waited = 0
-        schedule.reduced += 1
-        schedule.finished = schedule.reduced > config.reductions
-        network.load_state_dict(best)
-        for group in optimiser.param_groups:
-            group["lr"] *= 0.3
-    return best
+class _Run:
+    """A network in training, with everything that a checkpoint contains."""
 
+    def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
+        self.network, self.config = network, config
+        rate, decay = config.learning_rate, config.weight_decay
+        self.optimiser = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay)
+        self.history, self.schedule = History(), _Schedule()
+        self.best = self._weights()
 
-def _copy(weights: Weights) -> Weights:
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+    def _weights(self) -> Weights:
+        return {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
 
+    def keep_best(self, valid: float) -> None:
+        """Keep the weights if they are the best; when patience ends, go back with a smaller step size, or stop."""
+        history, schedule = self.history, self.schedule
+        if valid < history.best:
+            history.best, history.best_round, schedule.waited = valid, schedule.round, 0
+            self.best = self._weights()
+            return
+        schedule.waited += 1
+        if schedule.waited >= self.config.patience:
+            schedule.waited = 0
+            schedule.reduced += 1
+            schedule.finished = schedule.reduced > self.config.reductions
+            self.network.load_state_dict(self.best)
+            for group in self.optimiser.param_groups:
+                group["lr"] *= 0.3
 
-def _save(
-    path: Path,
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    history: History,
-    schedule: _Schedule,
-    best: Weights,
-) -> None:
-    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
-    for number, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{key}": torch.as_tensor(tensor) for key, tensor in state.items()}
-    steps = [group["lr"] for group in optimiser.param_groups]
-    state = json.dumps({"history": asdict(history), "place": asdict(schedule), "step": steps})
-    with new_file(path) as working:
-        save_file({k: v.contiguous() for k, v in tensors.items()}, working, metadata={"state": state})
+    def save(self, path: Path) -> None:
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for number, state in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{key}": torch.as_tensor(tensor) for key, tensor in state.items()}
+        steps = [group["lr"] for group in self.optimiser.param_groups]
+        state = json.dumps({"history": asdict(self.history), "place": asdict(self.schedule), "step": steps})
+        with new_file(path) as working:
+            save_file({k: v.contiguous() for k, v in tensors.items()}, working, metadata={"state": state})
 
-
-def _restore(
-    saved: bytes, path: Path, network: nn.Module, optimiser: torch.optim.Optimizer
-) -> tuple[History, _Schedule, Weights]:
-    """Restore the state written by `_save` from the bytes of its file, which only the first worker needs to have."""
-    try:
-        header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
-        run = json.loads(header["__metadata__"]["state"])
-        parts: dict[str, Weights] = {"network": {}, "best": {}, "optimiser": {}}
-        for name, tensor in load(saved).items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        network.load_state_dict(parts["network"])
-        state = optimiser.state_dict()
-        for name, tensor in parts["optimiser"].items():
-            number, _, key = name.partition(".")
-            state["state"].setdefault(int(number), {})[key] = tensor
-        for group, step in zip(state["param_groups"], run["step"], strict=True):
-            group["lr"] = step
-        optimiser.load_state_dict(state)
-        return History(**run["history"]), _Schedule(**run["place"]), parts["best"]
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{path} is not a checkpoint of this training; remove it to start afresh ({error})") from error
+    def restore(self, saved: bytes, path: Path) -> None:
+        """Restore what `save` wrote from the bytes of its file, which only the first worker needs to have."""
+        try:
+            header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
+            run = json.loads(header["__metadata__"]["state"])
+            parts: dict[str, Weights] = {"network": {}, "best": {}, "optimiser": {}}
+            for name, tensor in load(saved).items():
+                part, _, rest = name.partition(".")
+                parts[part][rest] = tensor
+            self.network.load_state_dict(parts["network"])
+            state = self.optimiser.state_dict()
+            for name, tensor in parts["optimiser"].items():
+                number, _, key = name.partition(".")
+                state["state"].setdefault(int(number), {})[key] = tensor
+            for group, step in zip(state["param_groups"], run["step"], strict=True):
+                group["lr"] = step
+            self.optimiser.load_state_dict(state)
+            self.history, self.schedule = History(**run["history"]), _Schedule(**run["place"])
+            self.best = parts["best"]
+        except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = f"is not a checkpoint of this training; remove it to start afresh ({error})"
+            raise DataError(f"{path} {reason}") from error

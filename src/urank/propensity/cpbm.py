@@ -9,8 +9,9 @@ relevance of the items shown at both k and k'. Both are identified up to a facto
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,12 +35,12 @@ class CpbmConfig(Settings):
     """Settings of a contextual model."""
 
     context: Literal["query", "item"] = Field(
-        "query", description="x: the mean of the features over the list, as in the paper, or the item's features"
+        "query", description="context x: the mean features of the list, as in the paper, or the features of the item"
     )
     hidden: tuple[int, ...] = Field((32,), min_length=1, description="sizes of the hidden layers of both networks")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of hidden units dropped at each step")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the hidden layers")
     training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, weight_decay=1e-2)
-    seed: int = Field(0, ge=0, description="seed of all random numbers")
+    seed: int = Field(0, ge=0, description="random seed")
 
 
 def list_means(values: Tensor, offsets: Tensor) -> Tensor:
@@ -105,14 +106,7 @@ class ContextNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Contextual:
-    """A curve for every context.
-
-    Attributes:
-        featurizer: encodes raw columns.
-        positions: K.
-        config: settings.
-        network: the trained network.
-    """
+    """A curve for every context."""
 
     featurizer: Featurizer
     positions: int
@@ -151,9 +145,7 @@ def fit_cpbm(
 
     Args:
         dataset: a prepared log with item_id; train is fitted, valid is for early stopping, test is not used.
-        config: settings.
-        checkpoint: file with the state after each round; if it exists, the run resumes from it.
-        report: progress callback.
+        config, checkpoint, report: settings, and as in `urank.learning.training.train`.
 
     Raises:
         DataError: a position is not connected to position 1 by any items.
@@ -167,28 +159,19 @@ def fit_cpbm(
     check_connected(weighted_clicks(pairs["train"])[0], f"the train split of {dataset.folder}")
     model = build_contextual(featurizer, dataset.positions, config)
     lists = config.training.batch_lists
-    held_out = MemoryStream(_lists(pairs["valid"]), batch_lists=8 * lists)
-    train(
-        model.network,
-        _loss,
-        MemoryStream(_lists(pairs["train"]), batch_lists=lists),
-        lambda network: mean_loss(network, _loss, held_out),
-        config.training,
-        seed=config.seed,
-        checkpoint=checkpoint,
-        report=report,
-        name="train cpbm",
-    )
+    stream = MemoryStream(_lists(pairs["train"]), batch_lists=lists)
+    valid = MemoryStream(_lists(pairs["valid"]), batch_lists=8 * lists)
+    held_out = partial(mean_loss, loss=_loss, stream=valid)
+    run: dict[str, Any] = {"checkpoint": checkpoint, "report": report, "name": "train cpbm"}
+    train(model.network, _loss, stream, held_out, config.training, seed=config.seed, **run)
     return model
 
 
 def _lists(pairs: QueryItems) -> ListArrays:
     """Convert to a list for each query and a row for each of its items, with the click rates as the table."""
     assert pairs.inputs is not None  # noqa: S101 - they were requested
-    rows = len(pairs.shows)
-    zeros = np.zeros(rows, dtype=np.float32)
-    rates = pairs.rates.astype(np.float32)
-    return ListArrays(pairs.inputs, np.ones(rows, dtype=np.int64), zeros, zeros, pairs.offsets, table=rates)
+    zeros, rates = np.zeros(len(pairs.shows), dtype=np.float32), pairs.rates.astype(np.float32)
+    return ListArrays(pairs.inputs, np.ones(len(zeros), dtype=np.int64), zeros, zeros, pairs.offsets, table=rates)
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:

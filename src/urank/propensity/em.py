@@ -37,13 +37,10 @@ START = 0.9
 class EmConfig(GrowthConfig):
     """Settings of the trees."""
 
-    learning_rate: float = Field(0.3, gt=0, le=1, description="weight of each tree")
-    leaves: int = Field(15, ge=2, le=MAX_LEAVES, description="leaves of a tree at most")
-    min_data_in_leaf: int = Field(200, ge=1, description="impressions in a leaf at least")
+    learning_rate: float = Field(0.3, gt=0, le=1, description="shrinkage of each tree")
+    leaves: int = Field(15, ge=2, le=MAX_LEAVES, description="maximum number of leaves per tree")
+    min_data_in_leaf: int = Field(200, ge=1, description="minimum number of impressions in a leaf")
     inner_steps: int = Field(5, ge=1, description="EM steps of the curve before each tree")
-    early_stopping: int = Field(
-        20, ge=1, description="stop after this many trees without a better log loss on the valid split"
-    )
 
 
 def e_step(click: NDArray[Any], examined: NDArray[Any], relevant: NDArray[Any]) -> tuple[Doubles, Doubles]:
@@ -53,8 +50,7 @@ def e_step(click: NDArray[Any], examined: NDArray[Any], relevant: NDArray[Any]) 
 
     Args:
         click: `[rows]`, 0 or 1.
-        examined: p `[rows]`, examination at the position of each row.
-        relevant: r `[rows]`, relevance of each row.
+        examined, relevant: p and r `[rows]`, examination at the position of each row, and its relevance.
 
     >>> e_step(np.array([1, 0]), np.array([0.5, 0.5]), np.array([0.2, 0.2]))  # 0.5 · 0.8 / 0.9 and 0.2 · 0.5 / 0.9
     (array([1.        , 0.444...]), array([1.        , 0.111...]))
@@ -100,9 +96,8 @@ def fit_em(
 
     Args:
         dataset: a prepared log; train is fitted, valid is for early stopping, test is not used.
-        config: settings of the trees.
+        config, report: settings of the trees, and progress callback.
         seed: equal seeds give equal curves.
-        report: progress callback.
 
     Raises:
         DataError: the log has no features, or a position was not shown.
@@ -118,9 +113,8 @@ def fit_em(
         raise DataError(f"every position must be shown in the train split of {dataset.folder}; {ranges(absent)} is not")
     data: dict[str, lightgbm.Dataset] = {}
     for split in ("train", "valid"):
-        data[split] = lightgbm_dataset(
-            dataset, split, featurizer, params, report, extra=None, reference=data.get("train")
-        )
+        bins = data.get("train")
+        data[split] = lightgbm_dataset(dataset, split, featurizer, params, report, extra=None, reference=bins)
     curve = _grow(data, observed, dataset.positions, config, params, report)
     return ExaminationCurve("em", tuple((curve / curve[0]).tolist()))
 
@@ -159,13 +153,7 @@ def _grow(
         report("growing trees", env.iteration + 1, config.trees, *losses)
 
     callbacks: list[Callable[..., Any]] = [after_tree, lightgbm.early_stopping(config.early_stopping, verbose=False)]
-    booster = lightgbm.train(
-        params | {"objective": objective, "metric": "none"},
-        data["train"],
-        num_boost_round=config.trees,
-        valid_sets=[data["valid"]],
-        valid_names=["valid"],
-        feval=metric,
-        callbacks=callbacks,
-    )
+    params = params | {"objective": objective, "metric": "none"}
+    valid: dict[str, Any] = {"valid_sets": [data["valid"]], "valid_names": ["valid"], "feval": metric}
+    booster = lightgbm.train(params, data["train"], num_boost_round=config.trees, callbacks=callbacks, **valid)
     return curves[booster.best_iteration]

@@ -25,32 +25,21 @@ MOST_ROWS = 200_000
 
 
 class Propensity(Protocol):
-    """An estimate of examination."""
+    """An estimate of examination: the name of its method, such as `randomised`, and the item columns it needs."""
 
     @property
-    def name(self) -> str:
-        """The method of estimation, such as `randomised`."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def columns(self) -> Sequence[str]:
-        """The item columns it needs."""
-        ...
+    def columns(self) -> Sequence[str]: ...
 
     def examination(self, block: Block) -> NDArray[np.float64]:
         """Estimate p(k, ·) / p(1, ·) of every item at every position, `[rows, K]`."""
-        ...
 
 
 @dataclass(frozen=True)
 class ExaminationCurve:
-    """One curve for all items.
-
-    Attributes:
-        name: the method of estimation.
-        values: p(k) / p(1) for k = 1 … K.
-        errors: their standard errors; None if the method has none.
-    """
+    """One curve for all items: p(k) / p(1) for k = 1 … K, and their standard errors if the method has any."""
 
     name: str
     values: tuple[float, ...]
@@ -63,11 +52,7 @@ class ExaminationCurve:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The known examination of a simulation: the true click table relative to its first column.
-
-    Attributes:
-        table: computes the true P(click | item, k) `[rows, K]`, as `urank.lab.truth.true_table` does.
-    """
+    """The known examination of a simulation: the true `table` P(click | item, k) relative to its first column."""
 
     table: Callable[[Block], NDArray[np.float64]]
     name: str = "ground truth"
@@ -85,8 +70,7 @@ def inverse_propensity(
     """Compute the weight of a click on each item, `[rows]`: 1 / p(k, ·) at its logged position, at most `clip`.
 
     Args:
-        propensity: the estimate.
-        block: lists with the column `position`, from 1 to K.
+        propensity, block: the estimate, and lists with the column `position`, from 1 to K.
         clip: the largest weight. A lower one trades bias for less variance.
         positions: items below this position were not shown and get weight 0; None if all were shown.
     """

@@ -7,6 +7,7 @@ positions. This needs lists of the same query that differ because of the ranker,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -51,18 +52,11 @@ class QueryItems:
 
 
 def count_query_items(dataset: Dataset, split: str, featurizer: Featurizer | None = None) -> QueryItems:
-    """Count the shows and clicks of every query and item, in memory.
-
-    Args:
-        dataset: a prepared log with item_id.
-        split: the split to use.
-        featurizer: encodes the features of the pairs, if they are needed.
-    """
+    """Count the shows and clicks of every query and item of a split, in memory; with a featurizer, add their inputs."""
     if not dataset.has("item_id"):
         raise DataError(f"{dataset.folder} must have item_id, to recognise an item at two positions")
     columns = ["item_id", "position", "click", *(featurizer.names if featurizer is not None else [])]
-    counted, firsts, parts = [], [], []
-    pairs_before = 0
+    counted, firsts, parts, pairs_before = [], [], [], 0
     for block in drop_unseen(dataset).blocks(split, columns):
         cells, first = _count(block)
         counted.append(cells)
@@ -89,14 +83,10 @@ def count_query_items(dataset: Dataset, split: str, featurizer: Featurizer | Non
 
 def _count(block: Block) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Count shows and clicks by query, item and position; find the first row of each query and item."""
-    frame = pl.DataFrame(
-        {
-            "query": block.query_hash[list_ids(block.offsets)],
-            "item": pl.Series(block.items["item_id"].combine_chunks()).cast(pl.String),
-            "position": block.column("position").astype(np.int64),
-            "click": block.column("click").astype(np.int64),
-        }
-    ).with_row_index("row")
+    item = pl.Series(block.items["item_id"].combine_chunks()).cast(pl.String)
+    numbers = {name: block.column(name).astype(np.int64) for name in ("position", "click")}
+    query = block.query_hash[list_ids(block.offsets)]
+    frame = pl.DataFrame({"query": query, "item": item, **numbers}).with_row_index("row")
     cells = frame.group_by("query", "item", "position").agg(shows=pl.len().cast(pl.Int64), clicks=pl.col("click").sum())
     first = frame.group_by("query", "item").agg(pl.col("row").min().cast(pl.Int64)).sort("row")
     return cells, first
@@ -121,11 +111,7 @@ def weighted_clicks(pairs: QueryItems) -> tuple[Floats, Floats]:
 
 
 def check_connected(clicked: Floats, source: str) -> None:
-    """Check that ĉ `[K, K]` connects every position to position 1.
-
-    Raises:
-        DataError: with the positions that are not identified.
-    """
+    """Check that ĉ `[K, K]` connects every position to position 1; raise a DataError that names the others."""
     _, component = connected_components(clicked + clicked.T > 0, directed=False)
     lost = [int(k) + 1 for k in np.flatnonzero(component != component[0])]
     if lost:
@@ -154,8 +140,7 @@ def harvest_loss(parameters: Floats, clicked: Floats, not_clicked: Floats) -> tu
 
     Args:
         parameters: `[K + K(K − 1)/2]`, the logits of p_k, then those of r_kk' in the order of `pair_numbers`.
-        clicked: ĉ `[K, K]`, 0 on the diagonal.
-        not_clicked: ¬ĉ `[K, K]`, likewise.
+        clicked, not_clicked: ĉ and ¬ĉ `[K, K]`, 0 on the diagonal.
     """
     K = len(clicked)
     pair = pair_numbers(K)
@@ -165,21 +150,16 @@ def harvest_loss(parameters: Floats, clicked: Floats, not_clicked: Floats) -> tu
     total = clicked.sum() + not_clicked.sum()
     loss = -(clicked * log_rate + not_clicked * np.log(np.maximum(unclicked, 1e-300))).sum() / total
     by_log_rate = -(clicked - not_clicked * np.exp(log_rate) / np.maximum(unclicked, 1e-300)) / total
-    gradient = np.concatenate(
-        [
-            by_log_rate.sum(axis=1) * expit(-of_position),
-            np.bincount(pair.ravel(), weights=by_log_rate.ravel(), minlength=len(of_pair)) * expit(-of_pair),
-        ]
-    )
+    by_pair = np.bincount(pair.ravel(), weights=by_log_rate.ravel(), minlength=len(of_pair))
+    gradient = np.concatenate([by_log_rate.sum(axis=1) * expit(-of_position), by_pair * expit(-of_pair)])
     return float(loss), gradient
 
 
-def harvest_curve(clicked: NDArray[np.float64], not_clicked: NDArray[np.float64]) -> Floats:
+def harvest_curve(clicked: Floats, not_clicked: Floats) -> Floats:
     """Estimate p(k) / p(1) `[K]` by maximum likelihood of the weighted clicks.
 
     Args:
-        clicked: ĉ `[K, K]`, 0 on the diagonal.
-        not_clicked: ¬ĉ `[K, K]`, likewise.
+        clicked, not_clicked: ĉ and ¬ĉ `[K, K]`, 0 on the diagonal.
 
     >>> p, shown = np.array([1, 0.5]), np.array([[0, 100], [100, 0]])  # 100 items of relevance 0.3, seen at both
     >>> harvest_curve(shown * 0.3 * p[:, None], shown * (1 - 0.3 * p[:, None])).round(4).tolist()
@@ -193,28 +173,19 @@ def harvest_curve(clicked: NDArray[np.float64], not_clicked: NDArray[np.float64]
     rate = both / np.maximum(both + not_clicked + not_clicked.T, 1e-12)
     # p starts at ½, the middle of its range, and r where it explains the clicks of its pair.
     start = np.concatenate([np.zeros(K), logit(np.clip(2 * rate[upper], 1e-3, 0.9))])
-    found = minimize(
-        harvest_loss,
-        start,
-        args=(clicked, not_clicked),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 20_000, "maxfun": 40_000, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-10},
-    )
+    options: Any = {"maxiter": 20_000, "maxfun": 40_000, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-10}
+    data = (clicked, not_clicked)
+    found = minimize(harvest_loss, start, args=data, jac=True, method="L-BFGS-B", options=options)
     log_p = log_expit(found.x[:K])
     return np.asarray(np.exp(log_p - log_p[0]))
 
 
-def fit_harvest(dataset: Dataset, split: str = "train") -> ExaminationCurve:
-    """Estimate one curve from items that the lists of a query showed at different positions.
-
-    Args:
-        dataset: a prepared log with item_id, in which queries occur more than once.
-        split: the split to use.
+def fit_harvest(dataset: Dataset) -> ExaminationCurve:
+    """Estimate one curve from items that the train lists of a query, which must recur, showed at different positions.
 
     Raises:
-        DataError: a position is not connected to position 1 by any items.
+        DataError: the log has no item_id, or a position is not connected to position 1 by any items.
     """
-    clicked, not_clicked = weighted_clicks(count_query_items(dataset, split))
-    check_connected(clicked, f"the {split} split of {dataset.folder}")
+    clicked, not_clicked = weighted_clicks(count_query_items(dataset, "train"))
+    check_connected(clicked, f"the train split of {dataset.folder}")
     return ExaminationCurve("harvest", tuple(harvest_curve(clicked, not_clicked).tolist()))

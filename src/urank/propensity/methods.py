@@ -44,12 +44,11 @@ def fit_propensity(
 
     Args:
         method: `randomised`, `harvest`, `cpbm` or `em`; `none` returns None.
-        dataset: the prepared log.
+        dataset, report: the prepared log, and progress callback.
         policies: for `randomised` only: the policies whose lists were randomised.
         by: for `randomised` only: a categorical column, to estimate a curve for each category.
         seed: seed of `cpbm` and `em`; the others draw no random numbers.
         checkpoint: for `cpbm`: file from which an interrupted run resumes.
-        report: progress callback.
 
     Raises:
         DataError: the log lacks what the method needs.
@@ -83,11 +82,8 @@ def save_propensity(propensity: Propensity, path: str | Path) -> None:
     content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": propensity.name}
     with new_file(path) as working:
         if isinstance(propensity, Contextual):
-            content |= {
-                "positions": propensity.positions,
-                "config": propensity.config.model_dump(mode="json"),
-                "featurizer": propensity.featurizer.to_dict(),
-            }
+            content |= {"positions": propensity.positions, "config": propensity.config.model_dump(mode="json")}
+            content["featurizer"] = propensity.featurizer.to_dict()
             weights = {name: tensor.cpu().contiguous() for name, tensor in propensity.network.state_dict().items()}
             save_file(weights, working, metadata={"propensity": json.dumps(content)})
             return

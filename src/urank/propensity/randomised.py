@@ -35,14 +35,11 @@ MIN_CLICKS = 10
 """Clicks at position 1, counted once per query, that a category needs to have its own curve."""
 
 
-def fit_randomised(
-    dataset: Dataset, split: str = "train", *, policies: Sequence[str] | None = None
-) -> ExaminationCurve:
-    """Estimate one curve from the randomised lists of a log, with standard errors.
+def fit_randomised(dataset: Dataset, *, policies: Sequence[str] | None = None) -> ExaminationCurve:
+    """Estimate one curve from the randomised lists of the train split, with standard errors.
 
     Args:
         dataset: a prepared log. With `ranked_position` the items ranked first are compared, else all items.
-        split: the split to use; a curve has too few parameters to need a held-out split.
         policies: the values of `policy` whose lists were randomised. By default, with `ranked_position`, the policies
             that moved any item, since the first items of other lists may be of another kind; without it, the only
             policy of the log, whose order must have been random, which no log can prove.
@@ -51,24 +48,17 @@ def fit_randomised(
         DataError: no list was randomised, or a position cannot be compared with position 1.
     """
     parts = []
-    for block, compared in _randomised_lists(dataset, split, policies):
+    for block, compared in _randomised_lists(dataset, policies):
         position = block.column("position").astype(np.int64)
         counts = list_counts(position, block.column("click"), block.offsets, dataset.positions, where=compared)
         parts.append(sum_by_key([block.query_hash], counts))
     (queries,), counts = _sum_parts(parts)
-    return _curve(queries, counts, f"the {split} split of {dataset.folder}")
+    return _curve(queries, counts, dataset)
 
 
 @dataclass(frozen=True)
 class ByCategory:
-    """A curve for every category of items.
-
-    Attributes:
-        name: the method of estimation.
-        column: the item column with the category.
-        overall: the curve of all items, for categories without a curve and missing categories.
-        curves: the curve of each category, by its name.
-    """
+    """A curve for every category of items, and `overall` for categories without a curve and missing categories."""
 
     name: str
     column: str
@@ -87,21 +77,18 @@ class ByCategory:
 
 def fit_by_category(
     dataset: Dataset,
-    split: str = "train",
     *,
     column: str = "category",
     policies: Sequence[str] | None = None,
     min_clicks: int = MIN_CLICKS,
 ) -> ByCategory:
-    """Estimate a curve for every category from the randomised lists of a log, with standard errors.
+    """Estimate a curve for every category from the randomised lists of the train split, with standard errors.
 
     Counts are held in memory, 16 bytes for each position of each pair of a query and a category.
 
     Args:
-        dataset: a prepared log. With `ranked_position` the items ranked first are compared, else all items.
-        split: the split to use.
+        dataset, policies: as for `fit_randomised`.
         column: the role `category`, or a categorical feature.
-        policies: as for `fit_randomised`.
         min_clicks: clicks at position 1, counted once per query, that a category needs to have its own curve, and
             those in lists that show something at k that it needs for its own value at k; otherwise the overall curve
             is used.
@@ -116,20 +103,17 @@ def fit_by_category(
         raise ConfigError(f"min_clicks must be at least 1; got {min_clicks}")
     names: dict[str, None] = {}  # in order of appearance
     parts = []
-    for block, compared in _randomised_lists(dataset, split, policies, [column]):
+    for block, compared in _randomised_lists(dataset, policies, [column]):
         text = _text(block, column)
         names.update(dict.fromkeys(text.drop_nulls().unique(maintain_order=True)))
         parts.append(_category_counts(block, compared, _codes(text, list(names)), dataset.positions))
     (code, queries), counts = _sum_parts(parts)
-    overall = _curve(queries, counts, f"the {split} split of {dataset.folder}")
+    overall = _curve(queries, counts, dataset)
     named = code >= 0
     code, counts = code[named], counts[named]
     found = category_curves(counts, offsets_of_runs(code), overall, min_clicks=min_clicks) if len(code) else []
     curves = {name: curve for name, curve in zip(names, found, strict=True) if curve is not None}
     return ByCategory(f"randomised by {column}", column, overall, dict(sorted(curves.items())))
-
-
-# Counts and rates
 
 
 def list_counts(
@@ -147,10 +131,8 @@ def list_counts(
     denominators of the two rates to compare.
 
     Args:
-        position: `[rows]`, from 1 to K, distinct within a list.
-        click: `[rows]`, 0 or 1.
+        position, click: `[rows]`, from 1 to K, distinct within a list, and 0 or 1.
         offsets: `[lists + 1]`.
-        K: number of positions.
         where: `[rows]`, the items to compare; by default all. The others only count as something shown at k.
         part: `[rows]`, numbers from 0 that no two lists share: the items to count together, such as those of one
             category; by default the items of a list.
@@ -233,22 +215,19 @@ def group_rates(counts: NDArray[Any], offsets: Ints) -> tuple[Floats, Floats]:
         return ratio, np.where(clicks > 0, error, 1 / shows / top_rate)
 
 
-def _curve(queries: NDArray[np.uint64], counts: Counts, source: str) -> ExaminationCurve:
-    """Estimate one curve from counts `[rows, 4, K]` of queries `[rows]`; `source` names the lists in errors."""
+def _curve(queries: NDArray[np.uint64], counts: Counts, dataset: Dataset) -> ExaminationCurve:
+    """Estimate one curve from counts `[rows, 4, K]` of queries `[rows]`; errors name the dataset."""
     _, counts = sum_by_key([queries], counts)
     sums = counts.sum(axis=0)
     for row, needed in ((0, "shows"), (3, "clicks at position 1 to compare with")):
         absent = [int(k) + 1 for k in np.flatnonzero(sums[row] == 0)]
         if absent:
             raise DataError(
-                f"every position needs {needed} in the randomised lists of {source}; there are none for "
-                f"{ranges(absent)}; collect more randomised lists"
+                f"every position needs {needed} in the randomised lists of the train split of {dataset.folder}; there "
+                f"are none for {ranges(absent)}; collect more randomised lists"
             )
     values, errors = relative_rates(counts)
     return ExaminationCurve("randomised", tuple(values.tolist()), tuple(errors.tolist()))
-
-
-# Categories
 
 
 def credibility(ratio: Floats, sums: NDArray[Any], overall: Floats, usable: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -302,8 +281,7 @@ def category_curves(
     Args:
         counts: `[rows, 4, K]`, a row for each query in which a category was shown, one category after the other.
         offsets: `[G + 1]`, where the rows of each category begin.
-        overall: the curve of all items, with its errors.
-        min_clicks: as for `fit_by_category`.
+        overall, min_clicks: the curve of all items, with its errors, and as for `fit_by_category`.
     """
     ratio, error = group_rates(counts, offsets)
     sums = np.add.reduceat(counts, offsets[:-1], dtype=np.int64)
@@ -334,21 +312,13 @@ def _codes(text: pl.Series, names: Sequence[str]) -> Ints:
     return text.cast(pl.Enum(names), strict=False).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
 
 
-# The randomised lists of a log
-
-
 def _randomised_lists(
-    dataset: Dataset, split: str, policies: Sequence[str] | None, columns: Sequence[str] = ()
+    dataset: Dataset, policies: Sequence[str] | None, columns: Sequence[str] = ()
 ) -> Iterator[tuple[Block, NDArray[np.bool_]]]:
-    """Read the randomised lists in blocks, with a mask `[rows]` of the items to compare.
-
-    Args:
-        dataset, split, policies: as for `fit_randomised`.
-        columns: item columns to read besides position and click.
-    """
-    randomised = _randomised_policies(dataset, split, policies)
+    """Read the randomised lists in blocks with position, click and `columns`; mask `[rows]` the items to compare."""
+    randomised = _randomised_policies(dataset, policies)
     found = False
-    for block in _blocks(dataset, split, ["position", "click", *columns]):
+    for block in _blocks(dataset, ["position", "click", *columns]):
         lengths = np.diff(block.offsets)
         kept = np.ones(len(lengths), dtype=np.bool_)
         if randomised is not None:  # a list has the policy of its first item
@@ -361,15 +331,13 @@ def _randomised_lists(
         offsets = np.append(0, np.cumsum(lengths[kept]))
         rows = pa.array(np.repeat(kept, lengths))
         block = Block(block.lists.filter(pa.array(kept)), block.items.filter(rows), offsets)
-        if dataset.has("ranked_position"):
-            yield block, np.asarray(block.column("ranked_position") == 1)
-        else:
-            yield block, np.ones(block.items.num_rows, dtype=np.bool_)
+        moved = dataset.has("ranked_position")
+        yield block, np.asarray(block.column("ranked_position") == 1) if moved else np.ones(offsets[-1], dtype=np.bool_)
     if not found:
-        raise DataError(f"the {split} split of {dataset.folder} must have randomised lists; it has none")
+        raise DataError(f"the train split of {dataset.folder} must have randomised lists; it has none")
 
 
-def _randomised_policies(dataset: Dataset, split: str, policies: Sequence[str] | None) -> list[str] | None:
+def _randomised_policies(dataset: Dataset, policies: Sequence[str] | None) -> list[str] | None:
     """Return the policies whose lists were randomised; None for all lists of a log without policies."""
     has_policy, ranked = dataset.has("policy"), dataset.has("ranked_position")
     if policies and not has_policy:
@@ -378,7 +346,7 @@ def _randomised_policies(dataset: Dataset, split: str, policies: Sequence[str] |
         return None
     known: set[str] = set()
     moved: set[str] = set()
-    for block in _blocks(dataset, split, ["position"]):
+    for block in _blocks(dataset, ["position"]):
         policy = _text(block, "policy") if has_policy else pl.repeat("", block.items.num_rows, eager=True)
         known.update(policy.drop_nulls().unique())
         if ranked:
@@ -390,8 +358,8 @@ def _randomised_policies(dataset: Dataset, split: str, policies: Sequence[str] |
             raise ConfigError(f"policies must be policies of {dataset.folder}, which has {names}; got '{name}'")
     if ranked and not (moved & set(policies) if policies else moved):
         raise DataError(
-            f"ranked_position must differ from position where a list was randomised; it never does in the {split} "
-            f"split of {dataset.folder}"
+            "ranked_position must differ from position where a list was randomised; it never does in the train split "
+            f"of {dataset.folder}"
         )
     if not has_policy:
         return None
@@ -403,9 +371,9 @@ def _randomised_policies(dataset: Dataset, split: str, policies: Sequence[str] |
     return list(policies) if policies else sorted(moved if ranked else known)
 
 
-def _blocks(dataset: Dataset, split: str, columns: Sequence[str]) -> Iterator[Block]:
+def _blocks(dataset: Dataset, columns: Sequence[str]) -> Iterator[Block]:
     optional = [name for name in ("ranked_position", "policy") if dataset.has(name)]
-    return drop_unseen(dataset).blocks(split, [*columns, *optional])
+    return drop_unseen(dataset).blocks("train", [*columns, *optional])
 
 
 def _text(block: Block, column: str) -> pl.Series:

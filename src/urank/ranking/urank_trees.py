@@ -64,7 +64,7 @@ class TreesScorer(TreeModel):
 
     @classmethod
     def from_text(cls, text: str, featurizer: Featurizer, takes_value: bool) -> TreesScorer:
-        """Parse the output of `to_text`.
+        """Restore a model from its text.
 
         Raises:
             DataError: if it is not the text of a LightGBM model with these features.

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from urank.errors import ConfigError
 
@@ -24,12 +25,10 @@ class Cluster:
     Attributes:
         workers: Number of processes that train together, or of tasks that run at once.
         address: Address of a running cluster, as `auto` or `head:6379`; None to start one on this machine.
-        failures: How often lost workers are replaced before a job fails.
     """
 
     workers: int = 2
     address: str | None = None
-    failures: int = 3
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -48,25 +47,17 @@ def connected(cluster: Cluster) -> Iterator[None]:
     import ray  # slow to load, and optional
 
     for name in ("ray.data", "ray.train"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # they tell every step of theirs; urank tells its own
+        logging.getLogger(name).setLevel(logging.ERROR)  # urank reports progress itself
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if cluster.address is None:
+        options |= {"num_cpus": max(cluster.workers, os.cpu_count() or 1), "include_dashboard": False}
     try:
-        if cluster.address is None:
-            ray.init(
-                "local",  # not one that happens to run here
-                num_cpus=max(cluster.workers, os.cpu_count() or 1),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env={"env_vars": _QUIET},
-            )
-        else:
-            ray.init(
-                cluster.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": _QUIET}
-            )
+        # "local" is not one that happens to run here
+        ray.init(cluster.address or "local", runtime_env={"env_vars": _QUIET}, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = "on this machine" if cluster.address is None else f"at {cluster.address}"
         reason = " ".join(str(error).split())[:200]

@@ -21,21 +21,11 @@ import pyarrow as pa
 
 from urank import distributed
 from urank.errors import ConfigError, DataError, UrankError
-from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.policy_evaluation import Evaluation
+from urank.log import prepare
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
-from urank.log.prepare import (
-    DatasetSummary,
-    SplitRule,
-    SplitWriter,
-    add_hashes,
-    refuse_unseen_clicks,
-    split_rule,
-    validate_arguments,
-    write_bucket,
-    write_schema,
-)
+from urank.log.prepare import DatasetSummary, SplitRule, SplitWriter
 from urank.log.reader import PARQUET, Log, find_files
 from urank.log.splits import SPLITS, stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
@@ -45,7 +35,6 @@ from urank.progress import Report, silent
 from urank.ranking.guard import Guard
 from urank.ranking.matching import Method
 from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.utility import FLOOR
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers
 from urank.storage import absolute, is_remote, new_folder, open_parquet, parquet_writer, to_path
@@ -91,16 +80,11 @@ def by_group(
         read: Yields the tables of some sources, each row with its `GROUP`; called as `read({"source": …}, **settings)`.
         work: Processes the rows of one group, as `work(table, **settings)`. It may be called again after the loss of a
             worker, so the files it writes must have the same names each time.
-        sources: Arguments of `read`, one at a time.
-        groups: Largest number of groups.
+        sources, groups: Arguments of `read`, one at a time, and the largest number of groups.
         workers: How many tasks of a kind run at once.
-        settings: Keyword arguments of both.
 
     Yields:
-        The rows of the results of `work`, as dicts.
-
-    Raises:
-        UrankError: If a task refuses.
+        The rows of the results of `work`, as dicts; raises the refusal of a task.
     """
     import ray
 
@@ -120,9 +104,8 @@ def refuse_lost_files(target: Path, names: Sequence[str]) -> None:
     """Refuse an output folder that is not shared by all machines, so that parts of it are missing here."""
     absent = next((name for name in names if not (target / name).is_file()), None)
     if absent is not None:
-        raise ConfigError(
-            f"{target.parent} must be a place that all machines of the cluster share; a worker wrote {absent} elsewhere"
-        )
+        shared = "must be a place that all machines of the cluster share"
+        raise ConfigError(f"{target.parent} {shared}; a worker wrote {absent} elsewhere")
 
 
 def _refusal(error: BaseException) -> BaseException:
@@ -136,9 +119,6 @@ def _refusal(error: BaseException) -> BaseException:
     if found is None:
         return error
     return (ConfigError if found[1] == "ConfigError" else DataError)(found[2].strip())
-
-
-LEAST_BUCKETS = 8
 
 
 def prepare_on_ray(
@@ -162,14 +142,12 @@ def prepare_on_ray(
     Args:
         log: A log opened by `urank.read`, in files that every worker can read.
         folder: Where to write, reachable by every worker; at a URL it is complete when `schema.json` exists.
-        cluster: Where to run.
         split, valid, test, positions, overwrite: As in `urank.prepare`.
         memory: Memory budget of each task.
-        report: Progress callback.
     """
-    last = validate_arguments(log, folder, split, valid, test, positions)
+    last = prepare.validate_arguments(log, folder, split, valid, test, positions)
     rows = max(1, memory.bucket_bytes // log.row_bytes)
-    buckets = max(LEAST_BUCKETS, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
+    buckets = max(8, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
     with connected(cluster), new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
         settings: dict[str, Any] = {"log": log, "last": last, "buckets": buckets, "target": target}
         numbers = range(log.files)
@@ -181,7 +159,7 @@ def prepare_on_ray(
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
                 raise log.empty_error()
-        assign, cuts = split_rule(split, valid, test, times)
+        assign, cuts = prepare.split_rule(split, valid, test, times)
         summary = DatasetSummary(log.schema, last)
         report("writing", 0, buckets)
         settings |= {"assign": assign}
@@ -194,15 +172,15 @@ def prepare_on_ray(
         if not files:
             raise log.empty_error()
         refuse_lost_files(target, files)
-        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+        return prepare.write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
 
 
 def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **_: Any) -> Iterator[pa.Table]:
     """Yield the rows of some files, each with the bucket of its query."""
     for frame, _done in log.batches(only=[int(number) for number in batch["source"]]):
         if last is not None:
-            refuse_unseen_clicks(log, frame, last)
-        keyed = add_hashes(frame)
+            prepare.refuse_unseen_clicks(log, frame, last)
+        keyed = prepare.add_hashes(frame)
         bucket = pl.Series(GROUP, (keyed[QUERY].to_numpy() % np.uint64(buckets)).astype(np.int32))
         yield keyed.with_columns(bucket).to_arrow()
 
@@ -220,14 +198,11 @@ def _write(table: pa.Table, log: Log, last: int | None, target: Path, assign: Sp
     summary = DatasetSummary(log.schema, last)
     with ThreadPoolExecutor(max_workers=1) as background:
         writers = {name: SplitWriter(target / name, background, prefix) for name in SPLITS}
-        write_bucket(log, frame.drop(GROUP), assign, writers, summary)
+        prepare.write_bucket(log, frame.drop(GROUP), assign, writers, summary)
         for writer in writers.values():
             writer.close()
     files = [f"{name}/{file}" for name, writer in writers.items() for file in writer.files]
     return pa.table({"summary": [summary.to_json()], "files": [files]})
-
-
-BATCH_ROWS = 65_536
 
 
 def rank_on_ray(
@@ -247,15 +222,11 @@ def rank_on_ray(
     """Rank candidates, in Parquet files in any order, into a folder of Parquet files.
 
     Args:
-        model: Folder of the model.
         candidates: Parquet files that every worker can read: a file, a folder, a glob, or a URL.
         output: Folder to write; it appears when everything is done. At a URL it is complete when `ranked.json`, with
             the numbers of lists and candidates, exists.
-        cluster: Where to run.
         method, top, guard, columns: As in `RankingModel.rank`.
         memory: Memory budget of each task.
-        overwrite: Replace the folder if it exists.
-        report: Progress callback.
 
     Returns:
         The numbers of `lists`, `candidates` and `kept` candidates.
@@ -271,15 +242,13 @@ def rank_on_ray(
     with connected(cluster), new_folder(output, marker="ranked.json", overwrite=overwrite) as target:
         import ray
 
-        files = ray.put(model_files(model))
-        settings = {"model": files, "rank": rank, "ids": ids, "parts": parts, "target": target}
         sources = [path if is_remote(path) else path.absolute() for path in paths]
+        settings = {"model": ray.put(model_files(model)), "rank": rank, "ids": ids, "parts": parts, "target": target}
+        settings["sources"] = sources
         written: list[str] = []
         counts = {"lists": 0, "candidates": 0, "kept": 0}
         report("ranking", 0, parts)
-        rows = by_group(
-            _read_candidates, _ranked, range(len(sources)), parts, cluster.workers, settings | {"sources": sources}
-        )
+        rows = by_group(_read_candidates, _ranked, range(len(sources)), parts, cluster.workers, settings)
         for done, row in enumerate(rows, start=1):
             written.append(row["file"])
             counts = {name: count + int(row[name]) for name, count in counts.items()}
@@ -299,7 +268,7 @@ def _read_candidates(
         with open_parquet(source) as file:
             if ids[0] not in file.schema_arrow.names:
                 raise DataError(f"candidates must have the column '{ids[0]}' for the engine ray; {source} has none")
-            for rows in file.iter_batches(batch_size=BATCH_ROWS):
+            for rows in file.iter_batches(batch_size=65_536):
                 table = pa.Table.from_batches([rows])
                 query = pl.Series(table[ids[0]].combine_chunks()).cast(pl.String).fill_null("")
                 part = (stable_hash(query) % np.uint64(parts)).astype(np.int32)
@@ -345,22 +314,12 @@ def train_on_ray(
     Args:
         dataset: Prepared log that every worker can read: a folder on this machine or a shared disk, or a URL. Its
             memory budget is that of each worker.
-        config: Settings.
-        output: Folder of the model.
-        cluster: Where to run.
         checkpoints: Folder for the state of every training, from which replacements of lost workers resume; only the
             first worker writes and reads it.
-        onnx, overwrite, review: As in `fit_and_save`.
-        report: Progress callback.
     """
-    settings = {
-        "data": absolute(dataset.folder),
-        "config": config.model_dump_json(),
-        "checkpoints": checkpoints,
-        "memory": dataset.memory.total,
-        "onnx": onnx,
-        "review": review,
-    }
+    options = {"onnx": onnx, "review": review}
+    data = absolute(dataset.folder), dataset.memory
+    settings = {"data": data, "config": config.model_dump_json(), "checkpoints": checkpoints, "options": options}
     files, training = run_on_workers(_fit, settings, cluster, report=report)
     with new_folder(output, marker="manifest.json", overwrite=overwrite) as target:
         for name, content in files.items():
@@ -370,20 +329,13 @@ def train_on_ray(
 
 def _fit(settings: Mapping[str, Any], report: Report) -> tuple[dict[str, bytes], Training]:
     """Fit on one worker; return the files of the model and the summary of its training."""
-    dataset = Dataset(settings["data"], memory=Memory(settings["memory"]))
+    folder, memory = settings["data"]
     config = UrankConfig.model_validate_json(settings["config"])
     with tempfile.TemporaryDirectory(prefix="urank-") as name:
-        folder = Path(name) / "model"
-        _, training = fit_and_save(
-            dataset,
-            config,
-            folder,
-            checkpoints=to_path(settings["checkpoints"]),
-            onnx=settings["onnx"],
-            review=settings["review"],
-            report=report,
-        )
-        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
+        model = Path(name) / "model"
+        options = {"checkpoints": to_path(settings["checkpoints"]), "report": report, **settings["options"]}
+        _, training = fit_and_save(Dataset(folder, memory=memory), config, model, **options)
+        files = {path.name: path.read_bytes() for path in sorted(model.iterdir())} if model.exists() else {}
     return files, training
 
 
@@ -392,47 +344,28 @@ def evaluate_on_ray(
     data: str | Path,
     cluster: Cluster,
     *,
-    split: str = "test",
-    estimator: str = "auto",
-    floor: float = FLOOR,
-    config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
+    **options: Any,
 ) -> Evaluation:
     """Estimate what models would earn, as `urank.evaluate` does.
 
     Args:
         models: Folders of models.
         data: Prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
-        cluster: Where to run.
-        split, estimator, floor, config, report: As in `urank.evaluate`.
         memory: Memory budget of each worker.
+        options: `split`, `estimator`, `floor` and `config` of `urank.evaluate`.
     """
-    settings = {
-        "models": [(name, model_files(name)) for name in models],
-        "data": data,
-        "memory": memory.total,
-        "split": split,
-        "estimator": estimator,
-        "floor": floor,
-        "config": config.model_dump_json() if config is not None else None,
-    }
+    files = [(name, model_files(name)) for name in models]
+    settings = {"models": files, "data": (data, memory), "options": options}
     found: Evaluation = run_on_workers(_judge, settings, cluster, report=report)
     return found
 
 
 def _judge(settings: Mapping[str, Any], report: Report) -> Evaluation | None:
     """Evaluate on one worker."""
-    config = settings["config"]
-    names = [name for name, _ in settings["models"]]
+    folder, memory = settings["data"]
     models = [model_from_files(files) for _, files in settings["models"]]
-    found = evaluate(
-        named_policies(names, models),
-        Dataset(settings["data"], memory=Memory(settings["memory"])),
-        split=settings["split"],
-        estimator=settings["estimator"],
-        floor=settings["floor"],
-        config=CrossfitConfig.model_validate_json(config) if config is not None else None,
-        report=report,
-    )
+    policies = named_policies([name for name, _ in settings["models"]], models)
+    found = evaluate(policies, Dataset(folder, memory=memory), report=report, **settings["options"])
     return found if distributed.rank() == 0 else None
