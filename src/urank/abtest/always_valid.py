@@ -51,13 +51,7 @@ _LARGEST_LIFT = 1e3
 class Look:
     """The estimate at the end of a day from all days so far.
 
-    Attributes:
-        day: its label.
-        control_users, treatment_users: users seen so far.
-        lift: with the interval for a single look.
-        always_low, always_high: the always-valid interval of the lift.
-        p_value: for a single look.
-        always_p: always-valid p-value, the minimum over this and all earlier looks.
+    `lift` and `p_value` are for a single look; `always_p` is the minimum over this and all earlier looks.
     """
 
     day: str
@@ -149,10 +143,8 @@ def looks(
     Days by whose end an arm has fewer than 50 users, or fewer than 10 with a positive numerator, are omitted.
 
     Args:
-        totals: all arms at the end of each day.
-        labels: of the days.
-        control, treatment: the indices of the two arms.
-        first, last: the range of days, both included.
+        totals, labels: all arms at the end of each day, and the labels of the days.
+        control, treatment, first, last: indices of the two arms, and of the days, both included.
         alpha: 1 − level of the intervals.
         expected_lift: the lift that the test was planned for, which determines τ.
     """

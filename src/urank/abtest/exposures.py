@@ -64,9 +64,6 @@ def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) 
         shares: arm -> its share of all users; the sum is at most 1.
         salt: the name of the test.
 
-    Returns:
-        the names of the arms, or null.
-
     >>> ids = pl.Series(range(10_000))
     >>> arms = assign_arms(ids, {"A": 0.5, "B": 0.3}, salt="new ranker")
     >>> [round(share, 2) for share in ((arms == "A").sum() / 1e4, (arms == "B").sum() / 1e4, arms.null_count() / 1e4)]
@@ -100,7 +97,6 @@ class Exposures:
     """An exposure log, aggregated. Rows are sorted by user, then day, and each pair of these occurs once.
 
     Attributes:
-        name: used in errors and reports.
         arms: the names of the arms, sorted.
         days: labels of all days from the first to the last without gaps; one empty label if the log has no time.
         arm: `[users]`, an index into `arms`.
@@ -108,8 +104,7 @@ class Exposures:
         day: `[rows]`, an index into `days`.
         impressions, clicks, conversions: `[rows]`, sums.
         revenue: `[rows]`, total value of the conversions; None if the log has no values.
-        crossed: number of users that were seen in two arms and are excluded.
-        unassigned: number of users without any arm, which are excluded too.
+        crossed, unassigned: numbers of users seen in two arms, and without any arm, which are excluded.
         history: the rows of all users with the arm of each row, for `settle_arms`; None if the arms are settled.
     """
 
@@ -129,7 +124,6 @@ class Exposures:
 
     @property
     def users(self) -> int:
-        """Number of users."""
         return len(self.arm)
 
     @property
@@ -160,9 +154,6 @@ class Exposures:
         rows count for that arm. So what users saw after a test does not decide who is in it. Users seen only before
         have the arm of that time; users seen only after are excluded. `crossed` and `unassigned` count users of these
         days.
-
-        Raises:
-            DataError: if no user has exactly one arm.
         """
         if self.history is None:
             return self
@@ -174,13 +165,7 @@ class Exposures:
 
 @dataclass(frozen=True, eq=False)
 class ArmHistory:
-    """The arm of each row of a log, before users are assigned to one arm.
-
-    Attributes:
-        rows: of all users; a user has one row for each day and arm.
-        names: of the arms, sorted.
-        arm: `[rows]`, an index into `names`, or −1 if the arm is missing.
-    """
+    """The rows of all users, one for each day and arm; `arm[rows]` is an index into `names`, −1 if it is missing."""
 
     rows: Exposures
     names: tuple[str, ...]
@@ -284,9 +269,6 @@ def read_exposures(
         arms: False to read all users as one arm, `EVERYONE`, as for `plan`.
         report: Progress callback, in bytes.
 
-    Raises:
-        DataError: if a row is invalid.
-
     >>> log = pl.DataFrame({"user_id": [7, 7, 8, 9], "arm": list("AABB"), "click": [0, 1, 0, 1], "day": [1, 3, 3, 3]})
     >>> found = read_exposures(log)
     >>> found.arms, found.days, found.arm.tolist()
@@ -299,19 +281,10 @@ def read_exposures(
     frame = frame.sort([key for key in ("user_id", "day", "arm") if key in frame.columns])
     labels, day = reader.day_index(frame)
     user = frame["user_id"].rle_id().to_numpy().astype(np.int64)
-    sums = {name: frame[name].to_numpy().astype(np.float64) for name in _SUMS if name in frame.columns}
-    everyone = Exposures(
-        name=reader.name,
-        arms=(EVERYONE,),
-        days=labels,
-        arm=np.zeros(int(user[-1]) + 1, dtype=np.int64),
-        user=user,
-        day=day,
-        impressions=sums["impressions"],
-        clicks=sums["clicks"],
-        conversions=sums.get("conversions", sums["clicks"]),
-        revenue=sums.get("revenue"),
-    )
+    sums: dict[str, Any] = {name: frame[name].to_numpy().astype(np.float64) for name in _SUMS if name in frame.columns}
+    sums = {"conversions": sums["clicks"], "revenue": None, **sums}
+    one_arm = np.zeros(int(user[-1]) + 1, dtype=np.int64)
+    everyone = Exposures(reader.name, (EVERYONE,), labels, arm=one_arm, user=user, day=day, **sums)
     if not arms:
         return everyone
     names = sorted(frame["arm"].drop_nulls().unique())
@@ -324,12 +297,7 @@ def read_exposures(
 
 @dataclass(frozen=True)
 class _ExposureRows:
-    """Rows of one file or table, starting at its row `first`.
-
-    Attributes:
-        roles: role -> column.
-        user: the type of ids that are read unchanged; None if they are converted to text.
-    """
+    """Rows of one file or table, from its row `first` on; `user` is the type of ids, None to convert them to text."""
 
     name: str
     first: int
@@ -339,12 +307,7 @@ class _ExposureRows:
 
 
 class _ExposureReader:
-    """Reads an exposure log once and infers the unit of its time from the first rows.
-
-    Attributes:
-        name: used in errors.
-        unit: of the time; None before reading, and if the log has no time.
-    """
+    """Reads an exposure log once; `unit`, that of the time, is inferred from the first rows, None without a time."""
 
     def __init__(self, source: str | Path | Any, columns: Mapping[str, str] | None, *, arms: bool) -> None:
         self.name = str(source) if isinstance(source, (str, Path)) else "the table"
@@ -354,11 +317,7 @@ class _ExposureReader:
         self._arms = arms
 
     def aggregate(self, report: Report) -> pl.DataFrame:
-        """Sum impressions, clicks, conversions and revenue by user, arm and day, as far as the log has these.
-
-        Raises:
-            DataError: if a row is invalid, or there are no rows.
-        """
+        """Sum impressions, clicks, conversions and revenue by user, arm and day, as far as the log has these."""
         parts: list[pl.DataFrame] = []
         for rows in self._files(report) if isinstance(self._source, (str, Path)) else self._table():
             parts.append(self._aggregate_rows(rows))
@@ -407,9 +366,8 @@ class _ExposureReader:
         """Return role -> column, with one role at most for the time."""
         check_mapping(self._mapping, EXPOSURE_ROLES, dtypes, name, "an exposure log")
         free = set(dtypes) - set(self._mapping.values())
-        roles = {
-            role: self._mapping.get(role, role) for role in EXPOSURE_ROLES if role in self._mapping or role in free
-        }
+        known = [role for role in EXPOSURE_ROLES if role in self._mapping or role in free]
+        roles = {role: self._mapping.get(role, role) for role in known}
         for role in ("user_id", "arm", "click") if self._arms else ("user_id", "click"):
             if role not in roles:
                 raise missing_column(role, dtypes, name)
