@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 abtest_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )
-abtest_app.command("simulate")(abtest_simulate_command)
 
 _COLUMN = "user_id=visitor"
 _CONTROLS = ("control", "A")
@@ -275,3 +274,6 @@ def _shares(text: str | None) -> dict[str, float] | None:
         if not arm or not shares[arm] > 0 or not isfinite(shares[arm]):
             raise refusal
     return shares
+
+
+abtest_app.command("simulate")(abtest_simulate_command)

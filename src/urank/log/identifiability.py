@@ -152,8 +152,7 @@ def position_confounding(
     many columns fewer lists are used, and of more than `MAX_COLUMNS` an even selection.
 
     Args:
-        rows: Rows sorted into lists.
-        offsets: The bounds of the lists.
+        rows, offsets: Rows sorted into lists, and the bounds of the lists.
         schema: The features.
         without: Features to leave out, such as outcomes of the click.
     """
@@ -194,9 +193,8 @@ def position_confounding(
 
 def _columns(rows: pl.DataFrame, schema: LogSchema, without: Collection[str]) -> list[tuple[str, str, str | None]]:
     """Return the columns of the design matrix: name, feature, and the value of a categorical one."""
-    columns: list[tuple[str, str, str | None]] = [
-        (name, name, None) for name in schema.named("numeric") if name not in without
-    ]
+    numeric = [name for name in schema.named("numeric") if name not in without]
+    columns: list[tuple[str, str, str | None]] = [(name, name, None) for name in numeric]
     for name in schema.named("categorical"):
         if name not in without:
             counts = rows[name].alias("value").drop_nulls().value_counts(name="n")
@@ -256,14 +254,14 @@ def click_outcomes(rows: pl.DataFrame, schema: LogSchema) -> list[str]:
     return found
 
 
-def heavy_tails(rows: pl.DataFrame, schema: LogSchema, factor: float = 100.0) -> dict[str, tuple[float, float]]:
-    """Return (99th percentile, maximum) of numeric features whose maximum magnitude exceeds `factor` percentiles."""
+def heavy_tails(rows: pl.DataFrame, schema: LogSchema) -> dict[str, tuple[float, float]]:
+    """Return (99th percentile, maximum) of numeric features whose maximum magnitude exceeds 100 such percentiles."""
     found = {}
     for name in schema.named("numeric"):
         x = np.abs(rows[name].drop_nans().to_numpy())
         if len(x):
             high, most = float(np.quantile(x, 0.99)), float(x.max())
-            if high > 0 and most > factor * high:
+            if high > 0 and most > 100 * high:
                 found[name] = (high, most)
     return found
 

@@ -40,9 +40,8 @@ class Letor:
 
     Attributes:
         features: `[rows, F]`; a feature missing from a line is 0, `NULL` is NaN.
-        label: `[rows]`, relevance from 0.
-        query: `[rows]`, query ids.
-        offsets: `[queries + 1]`; query `q` has the rows `offsets[q]` to `offsets[q + 1] - 1`.
+        label, query: `[rows]`, relevance from 0, and query ids.
+        offsets: `[queries + 1]`, the bounds of the queries.
         item: Document ids from the comments, None unless every line has one.
     """
 
@@ -211,9 +210,8 @@ def _parse(lines: list[str], limit: int) -> _ParsedLines | None:
         first, rule = min(broken, key=lambda each: (each[0], each[1] != _FORM))
         raise _InvalidLineError(rule, int(rows["number"][first]))
     item = None if rows["item"].null_count() else rows["item"]
-    return _ParsedLines(
-        grade.astype(np.float32), ids.astype(np.int64), item, row, feature.astype(np.int64), narrow, ascending
-    )
+    pairs_of = row, feature.astype(np.int64), narrow
+    return _ParsedLines(grade.astype(np.float32), ids.astype(np.int64), item, *pairs_of, ascending)
 
 
 def _number(text: pl.Expr) -> pl.Expr:
