@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from functools import cached_property
 from math import isnan
 from typing import Any, Literal
 
@@ -369,7 +368,7 @@ def analyse(
     first, last = _period(exposures, start, end)
     exposures = exposures.settle_arms(first, last)
     names = [control, *_treatments(exposures, control, treatment)]
-    design = _Design(exposures, names, first, last, alpha, expected_lift)
+    design = _Design(exposures, names, first, last, alpha)
     totals = design.totals()
     for arm in totals:
         if arm.users == 0:
@@ -382,7 +381,7 @@ def analyse(
     for number, metric in enumerate(metrics):
         report("analyse", number, len(metrics), metric.title)
         analysis = _MetricAnalysis(design, metric)
-        results += analysis.results(interval, seed=seed)
+        results += analysis.results(interval, expected_lift, seed=seed)
         warnings += analysis.warnings()
         if splits and (check := analysis.check(splits, seed=seed)) is not None:
             checks.append(check)
@@ -470,39 +469,20 @@ def covariates(before: Exposures, metric: Metric) -> Floats:
     return np.stack([residual, columns[:, 1] > 0], axis=1)
 
 
-@dataclass(frozen=True)
 class _Design:
-    """A test: its log, its arms with the control first, its first and last day."""
+    """A test: the log of its arms, the control first, during the test and before; None if nobody was seen before."""
 
-    exposures: Exposures
-    names: list[str]
-    first: int
-    last: int
-    alpha: float
-    expected_lift: float
-
-    @cached_property
-    def arms(self) -> list[int]:
-        return [self.exposures.arms.index(name) for name in self.names]
-
-    @cached_property
-    def log(self) -> Exposures:
-        """The users of these arms."""
-        return self.exposures.of_arms(self.arms)
-
-    @cached_property
-    def during(self) -> Exposures:
-        return self.log.between(self.first, self.last)
-
-    @cached_property
-    def before(self) -> Exposures | None:
-        """The time before the test; None if nobody was seen in it."""
-        found = self.log.between(0, self.first - 1)
-        return found if len(found.user) else None
+    def __init__(self, exposures: Exposures, names: list[str], first: int, last: int, alpha: float) -> None:
+        self.names, self.first, self.last, self.alpha = names, first, last, alpha
+        self.arms = [exposures.arms.index(name) for name in names]
+        self.log = exposures.where(np.isin(exposures.arm, self.arms)[exposures.user])
+        self.during = self.log.between(first, last)
+        before = self.log.between(0, first - 1)
+        self.before = before if len(before.user) else None
 
     def totals(self) -> list[ArmTotals]:
         """Return the totals of each arm in the test, the control first."""
-        during, arms = self.during, len(self.exposures.arms)
+        during, arms = self.during, len(self.log.arms)
         seen = np.bincount(during.user, minlength=during.users) > 0
         users = np.bincount(during.arm[seen], minlength=arms)
         sums = {key: np.bincount(during.arm[during.user], each, arms) for key, each in during.sums.items()}
@@ -526,14 +506,14 @@ class _MetricAnalysis:
         self.earlier = None if design.before is None else covariates(design.before, metric)[seen]
         self.totals = running_totals(design.during, metric)
 
-    def results(self, interval: IntervalKind, *, seed: int) -> list[Result]:
+    def results(self, interval: IntervalKind, expected_lift: float, *, seed: int) -> list[Result]:
         """Compare each treatment with the control."""
         design, log, control = self.design, self.design.log, self.design.arms[0]
         found = [effect(self.moments[control], self.moments[arm], alpha=design.alpha) for arm in design.arms[1:]]
         corrected = holm([each.p_value for each in found]).tolist()
         days, arms = len(log.days), len(log.arms)
         by_day = moments(by_row(log, self.metric), log.day * arms + log.arm[log.user], days * arms).reshape(days, arms)
-        options: dict[str, Any] = {"first": design.first, "last": design.last, "expected_lift": design.expected_lift}
+        options: dict[str, Any] = {"first": design.first, "last": design.last, "expected_lift": expected_lift}
         results = []
         for name, arm, each, p_value in zip(design.names[1:], design.arms[1:], found, corrected, strict=True):
             total = each if interval == "delta" else self._bootstrap(each, arm, seed)

@@ -5,11 +5,11 @@ An exposure log has one row for each impression. Only sums by user and day are k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -143,10 +143,6 @@ class Exposures:
         part = self.where((self.day >= first) & (self.day <= last))
         return part if self.history is None else replace(part, history=self.history.between(first, last))
 
-    def of_arms(self, arms: Sequence[int]) -> Exposures:
-        """Select the rows of users of these arms; users and arms keep their indices."""
-        return self.where(np.isin(self.arm, arms)[self.user])
-
     def settle_arms(self, first: int, last: int) -> Exposures:
         """Decide the arm of each user from a range of days, both ends included.
 
@@ -213,39 +209,34 @@ _YYYYMMDD = (1900_01_01, 2100_12_31)
 _TICKS = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
-@dataclass(frozen=True)
-class _TimeUnit:
-    """The unit of a time column of whole numbers: numbered days, dates as 20200531, or a time since 1970 (UTC)."""
+def _time_unit(largest: int) -> str:
+    """Infer the unit of whole numbers: numbered days, dates as 20200531, or a time since 1970 (UTC).
 
-    name: Literal["day", "yyyymmdd", "s", "ms", "us", "ns"]
+    The largest number decides; times from 1973 to 5138 are unambiguous.
 
-    @classmethod
-    def of(cls, largest: int) -> _TimeUnit:
-        """Infer the unit from the largest number; times from 1973 to 5138 are unambiguous.
+    >>> [_time_unit(largest) for largest in (13, 20200531, 1588723200, 1588723200000, 1588723200000000)]
+    ['day', 'yyyymmdd', 's', 'ms', 'us']
+    """
+    if largest < _DAY_NUMBERS:
+        return "day"
+    if _YYYYMMDD[0] <= largest <= _YYYYMMDD[1]:
+        return "yyyymmdd"
+    return "s" if largest < 10**11 else "ms" if largest < 10**14 else "us" if largest < 10**17 else "ns"
 
-        >>> [_TimeUnit.of(largest).name for largest in (13, 20200531, 1588723200, 1588723200000, 1588723200000000)]
-        ['day', 'yyyymmdd', 's', 'ms', 'us']
-        """
-        if largest < _DAY_NUMBERS:
-            return cls("day")
-        if _YYYYMMDD[0] <= largest <= _YYYYMMDD[1]:
-            return cls("yyyymmdd")
-        return cls("s" if largest < 10**11 else "ms" if largest < 10**14 else "us" if largest < 10**17 else "ns")
 
-    def day(self, number: pl.Expr) -> pl.Expr:
-        """Return the day, counted from 1970 unless days are only numbered; null for invalid dates such as 20201399."""
-        if self.name == "yyyymmdd":
-            return number.cast(pl.String).str.to_date("%Y%m%d", strict=False).cast(pl.Int32)
-        return (number // _TICKS[self.name]).cast(pl.Int32)
+def _day_of(number: pl.Expr, unit: str) -> pl.Expr:
+    """Return the day, counted from 1970 unless days are only numbered; null for invalid dates such as 20201399."""
+    if unit == "yyyymmdd":
+        return number.cast(pl.String).str.to_date("%Y%m%d", strict=False).cast(pl.Int32)
+    return (number // _TICKS[unit]).cast(pl.Int32)
 
-    def label(self, day: int) -> str:
-        """Return the date of a day, or its number if days are only numbered."""
-        if self.name == "day":
-            return str(day)
-        try:
-            return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-        except OverflowError:
-            return f"day {day:,} since 1970"
+
+def _day_label(day: int, unit: str) -> str:
+    """Return the date of a day, or its number if days are only numbered."""
+    try:
+        return str(day) if unit == "day" else (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return f"day {day:,} since 1970"
 
 
 # Reading
@@ -262,8 +253,7 @@ def read_exposures(
     are rounded to millionths. Days are in UTC; provide a column `day` for other time zones.
 
     Args:
-        source: a Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
-            Polars, pandas or PyArrow table.
+        source: files, a folder, a glob or a table, as in `urank.read`.
         columns: role -> column, where the names differ; see `EXPOSURE_ROLES`. `user_id`, `arm` and `click` are
             required. All other columns are ignored.
         arms: False to read all users as one arm, `EVERYONE`, as for `plan`.
@@ -311,7 +301,7 @@ class _ExposureReader:
 
     def __init__(self, source: str | Path | Any, columns: Mapping[str, str] | None, *, arms: bool) -> None:
         self.name = str(source) if isinstance(source, (str, Path)) else "the table"
-        self.unit: _TimeUnit | None = None
+        self.unit: str | None = None
         self._source = source
         self._mapping = dict(columns or {})
         self._arms = arms
@@ -332,15 +322,16 @@ class _ExposureReader:
         """Return the labels of all days, and the index of the day of each row."""
         if "day" not in frame.columns:
             return ("",), np.zeros(frame.height, dtype=np.int64)
-        unit = self.unit or _TimeUnit("day")
+        unit = self.unit or "day"
         day = frame["day"].to_numpy().astype(np.int64)
         first, last = int(day.min()), int(day.max())
         if last - first >= MOST_DAYS:
             raise DataError(
                 f"the days of {self.name} must lie within {MOST_DAYS:,} of each other; they go from "
-                f"{unit.label(first)} to {unit.label(last)} (is the time of some rows missing, or in another unit?)"
+                f"{_day_label(first, unit)} to {_day_label(last, unit)} "
+                "(is the time of some rows missing, or in another unit?)"
             )
-        return tuple(map(unit.label, range(first, last + 1))), day - first
+        return tuple(_day_label(each, unit) for each in range(first, last + 1)), day - first
 
     def _table(self) -> Iterator[_ExposureRows]:
         frame = table_frame(self._source, self.name, "an exposure log")
@@ -384,7 +375,7 @@ class _ExposureReader:
             named = part.rows.select(_role_exprs(part, schema))
             self._validate(part, named, schema)
             if self.unit is not None:
-                named = named.with_columns(self.unit.day(pl.col("day")))
+                named = named.with_columns(_day_of(pl.col("day"), self.unit))
             keys = [key for key in ("user_id", "arm", "day") if key in named.collect_schema()]
             return named.group_by(keys).agg(_sum_exprs(part.roles)).collect(engine="streaming")
         except (pl.exceptions.PolarsError, OSError) as error:
@@ -405,9 +396,9 @@ class _ExposureReader:
             return
         if self.unit is None:
             temporal = schema[part.roles[time]].is_temporal()
-            self.unit = _TimeUnit("us") if temporal else _TimeUnit.of(found["largest"])
-        if self.unit.name == "yyyymmdd":
-            broken = self.unit.day(pl.col("day")).is_null()
+            self.unit = "us" if temporal else _time_unit(found["largest"])
+        if self.unit == "yyyymmdd":
+            broken = _day_of(pl.col("day"), self.unit).is_null()
             if named.select(broken.any()).collect(engine="streaming").item():
                 raise _invalid_row(part, named, time, "be a date, as others are (20200531)", broken)
 

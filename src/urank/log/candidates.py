@@ -293,8 +293,7 @@ def read_candidates(
     """Open candidates.
 
     Args:
-        source: A Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
-            table of Polars, pandas or PyArrow. One row per candidate, or one row per query with list columns.
+        source: As in `urank.read`: one row per candidate, or one row per query with list columns.
         numeric, categorical: The features of the model; `emb[0]` is the first number of a fixed-size list `emb`.
             Columns that are neither feature nor role are not read.
         columns: Role -> column, where the names differ; the roles are `CANDIDATE_ROLES`.

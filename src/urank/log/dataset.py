@@ -203,10 +203,9 @@ class SplitView:
 
 
 class DatasetView(Dataset):
-    """A part of a prepared log that is used like a whole one."""
+    """A part of a prepared log that is used like a whole one: splits that `parts` does not name stay whole."""
 
     def __init__(self, dataset: Dataset, parts: Mapping[str, SplitView]) -> None:
-        """Restrict some splits to parts of them; splits that are not named stay whole."""
         # Copied rather than read from the folder, to keep changes that were made to the dataset.
         vars(self).update(vars(dataset))
         self._whole = dataset

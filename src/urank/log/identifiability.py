@@ -40,11 +40,9 @@ class PositionGraph:
     Attributes:
         shared: `[K, K]`, the number of items seen at both positions; on the diagonal those seen at the position.
             None if K is above `MAX_SHARED`.
-        moved: The number of items seen at two positions or more.
-        items: The number of items.
+        moved, items: The number of items seen at two positions or more, and of all.
         evidence: `[K]`, the clicks on the weaker side of the link that joined each position.
-        joined: The positions (1-based) that are joined.
-        lost: The positions that were shown but are not joined.
+        joined, lost: The positions (1-based) that are joined, and those that were shown but are not.
     """
 
     shared: NDArray[np.int64] | None
@@ -107,14 +105,8 @@ def position_graph(
         counts = (seen.T @ seen).toarray()
         np.fill_diagonal(counts, seen_at)
         shared = (counts / share).round().astype(np.int64)
-    return PositionGraph(
-        shared=shared,
-        moved=round(int(moved.sum()) / share),
-        items=round(shape[0] / share),
-        evidence=evidence,
-        joined=[int(k) + 1 for k in np.flatnonzero(joined)],
-        lost=[int(k) + 1 for k in np.flatnonzero(shown & ~joined)],
-    )
+    places = [(np.flatnonzero(mask) + 1).tolist() for mask in (joined, shown & ~joined)]
+    return PositionGraph(shared, round(int(moved.sum()) / share), round(shape[0] / share), evidence, *places)
 
 
 def _column(matrix: Any, k: int) -> NDArray[np.float64]:
@@ -182,13 +174,8 @@ def position_confounding(
     share = 1 - (rest / freedom) / (total / (freedom + rank))
     ratio = (explained / rank) / (rest / freedom) if rest > 0 else np.inf
     correlation = with_position / np.sqrt(n * total)
-    order = np.argsort(-np.abs(correlation))[:5]
-    return Confounding(
-        share=max(0.0, float(share)),
-        p_value=float(fdtrc(rank, freedom, ratio)),
-        rows=n,
-        strongest={names[i]: round(float(correlation[i]), 3) for i in order},
-    )
+    strongest = {names[i]: round(float(correlation[i]), 3) for i in np.argsort(-np.abs(correlation))[:5]}
+    return Confounding(max(0.0, float(share)), float(fdtrc(rank, freedom, ratio)), n, strongest)
 
 
 def _columns(rows: pl.DataFrame, schema: LogSchema, without: Collection[str]) -> list[tuple[str, str, str | None]]:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,7 +74,9 @@ def prepare(
     """
     last = validate_arguments(log, folder, split, valid, test, positions)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
-        with _scratch(target) as scratch, Buckets(scratch, log.row_bytes, bucket_bytes, log.size) as buckets:
+        # Buckets go into the target, which has room, or to a local folder if the target is remote.
+        scratch = tempfile.TemporaryDirectory(prefix="urank-") if is_remote(target) else nullcontext(target)
+        with scratch as place, Buckets(Path(place) / "_buckets", log.row_bytes, bucket_bytes, log.size) as buckets:
             times: list[pl.DataFrame] = []
             for frame, done in prefetch(log.batches()):
                 if last is not None:
@@ -110,16 +112,6 @@ def validate_arguments(
     if split == "time" and "timestamp" not in log.schema.roles:
         raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
     return positions if positions is not None else shown_positions(log.name)
-
-
-@contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
-    """Yield a folder for buckets: within the target, which has room, or a local one if the target is remote."""
-    if not is_remote(target):
-        yield target / "_buckets"
-        return
-    with tempfile.TemporaryDirectory(prefix="urank-") as name:
-        yield Path(name) / "_buckets"
 
 
 def refuse_unseen_clicks(log: Log, frame: pl.DataFrame, last: int) -> None:
@@ -310,8 +302,7 @@ def write_bucket(
 def _starts(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
     """Return true for each row that differs from the one before it in any of the columns."""
     changed = pl.any_horizontal(pl.col(column) != pl.col(column).shift(1) for column in columns)
-    starts: NDArray[np.bool_] = frame.select(changed.fill_null(True).alias("s"))["s"].to_numpy()
-    return starts
+    return np.asarray(frame.select(changed.fill_null(True)).to_series().to_numpy())
 
 
 def _list_table(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
@@ -401,9 +392,7 @@ def _text_paths(table: pa.Table) -> list[str]:
 class DatasetSummary:
     """Counts and statistics of a prepared log, gathered a bucket at a time. Feature statistics are those of train.
 
-    Attributes:
-        last: Items below this position were not shown; None if all were.
-        positions: K, the last position at which anything was shown; 0 as long as nothing was.
+    Items below position `last` were not shown, None if all were; `positions` is K, the last at which anything was.
     """
 
     def __init__(self, schema: LogSchema, last: int | None = None) -> None:

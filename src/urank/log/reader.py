@@ -61,12 +61,10 @@ class Log:
 
     @property
     def size(self) -> int:
-        """The bytes of the source."""
         return sum(source.size for source in self.sources)
 
     @cached_property
     def row_name(self) -> RowName:
-        """Describes rows in error messages."""
         return RowName([source.name for source in self.sources])
 
     @property
