@@ -88,11 +88,7 @@ def always_p(value: NDArray[np.float64], error: NDArray[np.float64], tau: float)
 
 
 def log_lift(lift: float, name: str, *, smallest: float = 1e-6) -> float:
-    """Return |log(1 + lift)|; for the expected lift of a test, this is τ.
-
-    Raises:
-        ConfigError: if the lift is 0, not above −1, or its size is below `smallest` or above 1,000.
-    """
+    """Return |log(1 + lift)|; for the expected lift of a test, this is τ."""
     if not lift > -1 or lift == 0:
         raise ConfigError(f"{name} must be above −1 and not 0; got {lift}")
     if not smallest <= abs(lift) <= _LARGEST_LIFT:

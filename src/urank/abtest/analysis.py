@@ -43,9 +43,6 @@ _SPLIT_LEVEL = 0.99
 _SPLITS_AT_ONCE = 100
 
 
-# Validity checks
-
-
 @dataclass(frozen=True)
 class SampleRatio:
     """Pearson's χ² test of the intended shares: arm -> users, seen and expected; Σ (users − expected)² / expected."""
@@ -147,9 +144,6 @@ def split_check(
     low = float(betaincinv(called, splits - called + 1, tail)) if called else 0.0
     high = float(betaincinv(called + 1, splits - called, 1 - tail)) if called < splits else 1.0
     return SplitCheck(metric, len(columns), splits, called / splits, low, high, alpha)
-
-
-# Results
 
 
 @dataclass(frozen=True)
@@ -321,9 +315,6 @@ def _interval_text(low: float, high: float) -> str:
 
 def _p_text(p_value: float) -> str:
     return "–" if isnan(p_value) else f"{p_value:.2g}" if p_value >= 0.001 else f"{p_value:.0e}"
-
-
-# Analysis
 
 
 def analyse(

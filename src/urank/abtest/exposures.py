@@ -47,9 +47,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-# Assignment
-
-
 def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) -> pl.Series:
     """Assign users to arms by a hash: the same user has the same arm on every machine and every day.
 
@@ -87,9 +84,6 @@ def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) 
     ends[np.abs(ends - 1) < _ROUNDING] = 1.0
     names = pl.Series("arm", [*shares, None], dtype=pl.String)
     return names.gather(np.searchsorted(ends, place, side="right"))
-
-
-# Aggregated logs
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,9 +231,6 @@ def _day_label(day: int, unit: str) -> str:
         return str(day) if unit == "day" else (date(1970, 1, 1) + timedelta(days=day)).isoformat()
     except OverflowError:
         return f"day {day:,} since 1970"
-
-
-# Reading
 
 
 def read_exposures(

@@ -46,9 +46,6 @@ _DEVIATIONS = (1e-6, 1e6)  # relative to the mean
 _LARGEST_SHOWN = 10**18
 
 
-# Users and variance over time
-
-
 @dataclass(frozen=True, eq=False)
 class Growth:
     """U_t and v_t by the end of each day, `[days]`, with the powers a and b; v_t is NaN while users are too few."""
@@ -114,9 +111,6 @@ def _power(values: Floats, known: NDArray[np.bool_]) -> float:
     return float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum())
 
 
-# Standard errors and lifts
-
-
 def error_needed(lift: float, *, power: float = 0.8, alpha: float = 0.05, tau: float | None = None) -> float:
     """Return the standard error of the log lift with which a lift is found; with τ, by an always-valid interval.
 
@@ -154,9 +148,6 @@ def _log_lift_found(error: float, power: float, alpha: float, tau: float | None)
     """L = s · (bound + z_power)."""
     bound = critical_value(alpha) if tau is None else float(multiplier(np.array(error), tau, alpha))
     return error * (bound + float(ndtri(power)))
-
-
-# Plans
 
 
 @dataclass(frozen=True)
@@ -239,10 +230,6 @@ def plan(
         power: probability of finding the lift.
         alpha: probability of finding a lift where there is none.
         expected_lift: for which always-valid intervals are tightest; by default the lift if it is given, else 5 %.
-
-    Raises:
-        ConfigError: if an argument is missing, superfluous or invalid.
-        DataError: if the log has too few users, in total or by the end of `days`, or all have the same rate.
 
     >>> found = plan(lift=0.1, mean=0.5, variance=1.0, daily_users=1000)
     >>> found.once  # n = 2 · (1 / 0.5²) · (1.96 + 0.84)² / log(1.1)²

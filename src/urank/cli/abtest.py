@@ -126,7 +126,7 @@ def _check(
 
 
 def _around(wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    """Half of what was asked for, all of it and twice of it, as far as there are such lifts, users or days.
+    """Return half, all and twice of what was asked for, as far as there are such lifts, users or days.
 
     >>> _around({"lift": 0.1, "days": None}), _around({"days": 1})
     ([{'lift': 0.05}, {'lift': 0.1}, {'lift': 0.2}], [{'days': 1}, {'days': 2}])

@@ -168,7 +168,6 @@ class Candidates:
     """Candidates that can be read repeatedly, a batch of lists at a time.
 
     Attributes:
-        name: Name in errors and reports.
         sources: The files, or the table in memory, each with its schema.
         work_bytes: Bytes that the work on a candidate takes besides the candidate itself; batches shrink accordingly.
         batch_bytes: Limit of a batch, including the work; never more than `BATCH_BYTES`.
@@ -183,7 +182,6 @@ class Candidates:
 
     @property
     def size(self) -> int:
-        """The bytes of the source."""
         return sum(source.size for source, _ in self.sources)
 
     @property

@@ -44,8 +44,6 @@ class Log:
     """An impression log that can be read repeatedly, a batch at a time.
 
     Attributes:
-        name: Name in errors and reports.
-        schema: The role or feature kind of each column.
         sources: The files, or the table in memory.
         floats: Columns that are fractional in some file, so that whole numbers of other files become floats.
     """
@@ -88,12 +86,7 @@ class Log:
         return fixed + round(letters / first.height), first.height / min(raw.height, FIRST_ROWS)
 
     def batches(self, seen: Callable[[pl.DataFrame], None] | None = None, only: Sequence[int] | None = None) -> Rows:
-        """Read validated batches in canonical form.
-
-        Args:
-            seen: Called with each raw batch before it is converted.
-            only: Numbers of the files to read; all if None.
-        """
+        """Read validated batches in canonical form, of the files numbered `only`; `seen` is called with raw ones."""
         row_bytes, impressions = self._measured
         rows = max(1_000, int(BATCH_BYTES / row_bytes / impressions))
         empty = True

@@ -87,9 +87,7 @@ def read_letor(source: str | Path | Sequence[str | Path], *, n_features: int | N
         source: Files, or folders of .txt, .dat, .svm, .letor and .gz files; gzip is recognised by its content.
         n_features: The width of the result; the highest index in the files if None.
 
-    Raises:
-        DataError: If a line is invalid (file and line are named), a file cannot be read or has no data, or two files
-            contain the same query: reading overlapping folds together would duplicate documents.
+    Two files with the same query are refused: reading overlapping folds together would duplicate documents.
     """
     if n_features is not None and n_features < 1:
         raise ConfigError(f"n_features must be a whole number from 1 up; got {n_features}")
