@@ -363,8 +363,6 @@ def test_parquet_round_trip(remote: bool, elsewhere: str, tmp_path: Path) -> Non
         assert file.metadata.row_group(0).column(0).compression == "SNAPPY"
         assert file.read().equals(table)
         assert file.read_row_group(1, columns=["x"]).equals(table.select(["x"]).slice(60, 60))
-    with open_parquet(folder / "log.parquet", pre_buffer=True) as file:
-        assert file.read().equals(table)
 
 
 def test_a_file_that_is_not_there_or_not_parquet(elsewhere: str) -> None:

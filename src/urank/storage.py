@@ -103,10 +103,10 @@ def is_within(name: str, folder: str | Path) -> bool:
     return f"{_name(inner).rstrip('/')}/".startswith(f"{_name(outer).rstrip('/')}/")
 
 
-def open_parquet(path: Path, *, pre_buffer: bool = False) -> pq.ParquetFile:
-    """Open a Parquet file. Pre-buffering keeps everything it will read in memory; remote files always use it."""
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file; of a remote one, everything that is read is kept in memory (pre-buffering)."""
     if not is_remote(path):
-        return pq.ParquetFile(path, pre_buffer=pre_buffer)
+        return pq.ParquetFile(path)
     return pq.ParquetFile(_name(path), filesystem=_filesystem(path), pre_buffer=True)
 
 

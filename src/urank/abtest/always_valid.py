@@ -51,13 +51,7 @@ _LARGEST_LIFT = 1e3
 class Look:
     """The estimate at the end of a day from all days so far.
 
-    Attributes:
-        day: its label.
-        control_users, treatment_users: users seen so far.
-        lift: with the interval for a single look.
-        always_low, always_high: the always-valid interval of the lift.
-        p_value: for a single look.
-        always_p: always-valid p-value, the minimum over this and all earlier looks.
+    `lift` and `p_value` are for a single look; `always_p` is the minimum over this and all earlier looks.
     """
 
     day: str
@@ -94,11 +88,7 @@ def always_p(value: NDArray[np.float64], error: NDArray[np.float64], tau: float)
 
 
 def log_lift(lift: float, name: str, *, smallest: float = 1e-6) -> float:
-    """Return |log(1 + lift)|; for the expected lift of a test, this is τ.
-
-    Raises:
-        ConfigError: if the lift is 0, not above −1, or its size is below `smallest` or above 1,000.
-    """
+    """Return |log(1 + lift)|; for the expected lift of a test, this is τ."""
     if not lift > -1 or lift == 0:
         raise ConfigError(f"{name} must be above −1 and not 0; got {lift}")
     if not smallest <= abs(lift) <= _LARGEST_LIFT:
@@ -149,10 +139,8 @@ def looks(
     Days by whose end an arm has fewer than 50 users, or fewer than 10 with a positive numerator, are omitted.
 
     Args:
-        totals: all arms at the end of each day.
-        labels: of the days.
-        control, treatment: the indices of the two arms.
-        first, last: the range of days, both included.
+        totals, labels: all arms at the end of each day, and the labels of the days.
+        control, treatment, first, last: indices of the two arms, and of the days, both included.
         alpha: 1 − level of the intervals.
         expected_lift: the lift that the test was planned for, which determines τ.
     """

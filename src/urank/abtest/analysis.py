@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from functools import cached_property
 from math import isnan
 from typing import Any, Literal
 
@@ -35,6 +34,7 @@ from urank.evaluation.intervals import holm
 from urank.progress import Report, silent
 
 IntervalKind = Literal["delta", "bootstrap"]
+Period = Literal["before", "test", "after"]
 Day = str | int | date
 
 SUSPICIOUS = 0.001
@@ -43,18 +43,9 @@ _SPLIT_LEVEL = 0.99
 _SPLITS_AT_ONCE = 100
 
 
-# Validity checks
-
-
 @dataclass(frozen=True)
 class SampleRatio:
-    """Pearson's χ² test of the numbers of users against the intended shares.
-
-    Attributes:
-        users, expected: arm -> number of users.
-        chi_square: Σ (users − expected)² / expected.
-        p_value: of the intended shares.
-    """
+    """Pearson's χ² test of the intended shares: arm -> users, seen and expected; Σ (users − expected)² / expected."""
 
     users: dict[str, int]
     expected: dict[str, float]
@@ -96,13 +87,7 @@ def sample_ratio(users: Mapping[str, int], shares: Mapping[str, float] | None = 
 class SplitCheck:
     """How often the test finds a difference between random halves of the same users.
 
-    Attributes:
-        metric: its name.
-        users: number of users that were split.
-        splits: number of splits.
-        share: of splits with p < alpha.
-        low, high: the 99 % interval of that share (Clopper and Pearson).
-        alpha: the nominal share.
+    `share` of the splits have p < `alpha`, with a 99 % interval from `low` to `high` (Clopper and Pearson).
     """
 
     metric: str
@@ -134,8 +119,7 @@ def split_check(
         columns: `[users, 2]`, x and y of each user, y positive.
         metric: its name.
         rng: a generator or a seed.
-        alpha: the significance level.
-        splits: number of splits.
+        alpha, splits: the significance level, and the number of splits.
 
     >>> clicks = np.random.default_rng(0).binomial(10, 0.1, size=500)
     >>> found = split_check(np.stack([clicks, np.full(500, 10)], axis=1), metric="ctr", rng=0)
@@ -162,9 +146,6 @@ def split_check(
     return SplitCheck(metric, len(columns), splits, called / splits, low, high, alpha)
 
 
-# Results
-
-
 @dataclass(frozen=True)
 class ArmTotals:
     """Totals of an arm in the test; `revenue` is None if the log has no values."""
@@ -179,12 +160,9 @@ class ArmTotals:
 
 @dataclass(frozen=True)
 class Cuped:
-    """The effect adjusted for the behaviour of users before the test.
+    """The effect adjusted for the behaviour of users before the test; the rates of the arms are not adjusted.
 
-    Attributes:
-        effect: adjusted; the rates of the arms are not.
-        variance_reduction: relative reduction of the variance of the log lift.
-        seen_before: share of the users of the test that were seen before it.
+    `variance_reduction` is that of the log lift, relative; `seen_before` is a share of the users of the test.
     """
 
     effect: Effect
@@ -194,16 +172,10 @@ class Cuped:
 
 @dataclass(frozen=True)
 class DayEffect:
-    """The effect on a single day, over the users seen on it: the paper's Figures 5 and 6.
-
-    Attributes:
-        day: its label.
-        period: "before", "test" or "after".
-        effect: on that day.
-    """
+    """The effect on a single day, over the users seen on it: the paper's Figures 5 and 6."""
 
     day: str
-    period: str
+    period: Period
     effect: Effect
 
 
@@ -212,14 +184,9 @@ class Result:
     """One metric of one treatment against the control.
 
     Attributes:
-        metric: what was measured.
-        control, treatment: the names of the arms.
-        alpha: 1 − level of all intervals.
         effect: over the whole test, for a single look at its end.
         adjusted_p: the p-value corrected for the number of treatments (Holm).
-        cuped: the effect adjusted for the time before the test; None if there is no such time.
-        looks: estimates at the end of each day.
-        daily: effects on each single day.
+        cuped: None if the log has no time before the test.
     """
 
     metric: Metric
@@ -240,8 +207,7 @@ class Result:
     @property
     def decided(self) -> str | None:
         """The first day by whose end the always-valid interval excluded 0; None if it never did."""
-        look = self._deciding_look
-        return None if look is None else look.day
+        return None if self._deciding_look is None else self._deciding_look.day
 
     @property
     def _deciding_look(self) -> Look | None:
@@ -266,41 +232,29 @@ class Result:
             safe = self._deciding_look
             shown = safe or self.looks[-1]
             always = _interval_text(shown.always_low, shown.always_high)
-            clauses.append(
-                f"with daily looks the result is not conclusive: always-valid interval {always}"
-                if safe is None
-                else f"with daily looks it was safe to stop from the end of {safe.day} on: always-valid interval "
-                f"then {always}"
-            )
+            if safe is None:
+                clauses.append(f"with daily looks the result is not conclusive: always-valid interval {always}")
+            else:
+                stop = f"with daily looks it was safe to stop from the end of {safe.day} on"
+                clauses.append(f"{stop}: always-valid interval then {always}")
         if self.cuped is not None and not isnan(self.cuped.effect.lift.value):
             adjusted, reduction = self.cuped.effect.lift, percent(max(self.cuped.variance_reduction, 0))
-            interval = _interval_text(adjusted.low, adjusted.high)
-            clauses.append(
-                f"adjusted for behaviour before the test {percent(adjusted.value)} ({interval}), {reduction} less "
-                "variance"
-            )
+            lift_text = f"{percent(adjusted.value)} ({_interval_text(adjusted.low, adjusted.high)})"
+            clauses.append(f"adjusted for behaviour before the test {lift_text}, {reduction} less variance")
         return "; ".join(clauses) + "."
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of an A/B test.
+    """The analysis of an A/B test: its arguments (see `analyse`), and what was found.
 
     Attributes:
-        name: of the log.
-        control, treatments: the names of the arms.
-        days: of the log.
-        start, end: the first and the last day of the test.
-        alpha: 1 − level of all intervals.
-        interval: how the interval of the effect was computed: "delta" or "bootstrap".
-        expected_lift: for which the always-valid intervals are tightest.
+        name, days: of the log.
         arms: totals of the test, the control first.
         results: by metric, then treatment.
-        sample_ratio: test of the sizes of the arms.
         splits: false positives of random halves, by metric; without metrics for which there are too few users.
-        crossed: number of users seen in two arms, which are excluded.
-        unassigned: number of users without an arm, which are excluded.
-        warnings: reasons to doubt the results, in words.
+        crossed, unassigned: numbers of users seen in two arms, and without an arm, which are excluded.
+        warnings: reasons to doubt the results.
     """
 
     name: str
@@ -340,8 +294,7 @@ class Analysis:
         content["sample_ratio"]["sound"] = self.sample_ratio.sound
         for each, check in zip(content["splits"], self.splits, strict=True):
             each["sound"] = check.sound
-        as_json: dict[str, Any] = to_jsonable(content)
-        return as_json
+        return dict(to_jsonable(content))
 
 
 def percent(share: float) -> str:
@@ -362,9 +315,6 @@ def _interval_text(low: float, high: float) -> str:
 
 def _p_text(p_value: float) -> str:
     return "–" if isnan(p_value) else f"{p_value:.2g}" if p_value >= 0.001 else f"{p_value:.0e}"
-
-
-# Analysis
 
 
 def analyse(
@@ -399,10 +349,6 @@ def analyse(
         splits: number of random halves for the check of false positives; 0 to skip it.
         seed: of the bootstrap and the halves.
         report: Progress callback, in metrics.
-
-    Raises:
-        ConfigError: if an argument is invalid or names no arm or day of the log.
-        DataError: if an arm has no users in the test.
     """
     check_alpha(alpha)
     mixture_tau(expected_lift)
@@ -413,7 +359,7 @@ def analyse(
     first, last = _period(exposures, start, end)
     exposures = exposures.settle_arms(first, last)
     names = [control, *_treatments(exposures, control, treatment)]
-    design = _Design(exposures, names, first, last, alpha, expected_lift)
+    design = _Design(exposures, names, first, last, alpha)
     totals = design.totals()
     for arm in totals:
         if arm.users == 0:
@@ -426,7 +372,7 @@ def analyse(
     for number, metric in enumerate(metrics):
         report("analyse", number, len(metrics), metric.title)
         analysis = _MetricAnalysis(design, metric)
-        results += analysis.results(interval, seed=seed)
+        results += analysis.results(interval, expected_lift, seed=seed)
         warnings += analysis.warnings()
         if splits and (check := analysis.check(splits, seed=seed)) is not None:
             checks.append(check)
@@ -514,53 +460,29 @@ def covariates(before: Exposures, metric: Metric) -> Floats:
     return np.stack([residual, columns[:, 1] > 0], axis=1)
 
 
-@dataclass(frozen=True)
 class _Design:
-    """A test: its log, its arms with the control first, its first and last day."""
+    """A test: the log of its arms, the control first, during the test and before; None if nobody was seen before."""
 
-    exposures: Exposures
-    names: list[str]
-    first: int
-    last: int
-    alpha: float
-    expected_lift: float
-
-    @cached_property
-    def arms(self) -> list[int]:
-        return [self.exposures.arms.index(name) for name in self.names]
-
-    @cached_property
-    def log(self) -> Exposures:
-        """The users of these arms."""
-        return self.exposures.of_arms(self.arms)
-
-    @cached_property
-    def during(self) -> Exposures:
-        return self.log.between(self.first, self.last)
-
-    @cached_property
-    def before(self) -> Exposures | None:
-        """The time before the test; None if nobody was seen in it."""
-        found = self.log.between(0, self.first - 1)
-        return found if len(found.user) else None
+    def __init__(self, exposures: Exposures, names: list[str], first: int, last: int, alpha: float) -> None:
+        self.names, self.first, self.last, self.alpha = names, first, last, alpha
+        self.arms = [exposures.arms.index(name) for name in names]
+        self.log = exposures.where(np.isin(exposures.arm, self.arms)[exposures.user])
+        self.during = self.log.between(first, last)
+        before = self.log.between(0, first - 1)
+        self.before = before if len(before.user) else None
 
     def totals(self) -> list[ArmTotals]:
         """Return the totals of each arm in the test, the control first."""
-        during, arms = self.during, len(self.exposures.arms)
+        during, arms = self.during, len(self.log.arms)
         seen = np.bincount(during.user, minlength=during.users) > 0
         users = np.bincount(during.arm[seen], minlength=arms)
         sums = {key: np.bincount(during.arm[during.user], each, arms) for key, each in during.sums.items()}
-        return [
-            ArmTotals(
-                name=name,
-                users=int(users[arm]),
-                impressions=round(sums["impressions"][arm]),
-                clicks=round(sums["clicks"][arm]),
-                conversions=round(sums["conversions"][arm]),
-                revenue=float(sums["revenue"][arm]) if "revenue" in sums else None,
-            )
-            for name, arm in zip(self.names, self.arms, strict=True)
-        ]
+        found = []
+        for name, arm in zip(self.names, self.arms, strict=True):
+            counts = {key: round(sums[key][arm]) for key in ("impressions", "clicks", "conversions")}
+            revenue = float(sums["revenue"][arm]) if "revenue" in sums else None
+            found.append(ArmTotals(name, users=int(users[arm]), revenue=revenue, **counts))
+        return found
 
 
 class _MetricAnalysis:
@@ -575,37 +497,22 @@ class _MetricAnalysis:
         self.earlier = None if design.before is None else covariates(design.before, metric)[seen]
         self.totals = running_totals(design.during, metric)
 
-    def results(self, interval: IntervalKind, *, seed: int) -> list[Result]:
+    def results(self, interval: IntervalKind, expected_lift: float, *, seed: int) -> list[Result]:
         """Compare each treatment with the control."""
-        design, control = self.design, self.design.arms[0]
+        design, log, control = self.design, self.design.log, self.design.arms[0]
         found = [effect(self.moments[control], self.moments[arm], alpha=design.alpha) for arm in design.arms[1:]]
         corrected = holm([each.p_value for each in found]).tolist()
-        days, arms = len(design.log.days), len(design.log.arms)
-        group = design.log.day * arms + design.log.arm[design.log.user]
-        by_day = moments(by_row(design.log, self.metric), group, days * arms).reshape(days, arms)
-        return [
-            Result(
-                metric=self.metric,
-                control=design.names[0],
-                treatment=name,
-                alpha=design.alpha,
-                effect=each if interval == "delta" else self._bootstrap(each, arm, seed),
-                adjusted_p=p_value,
-                cuped=self._cuped(arm),
-                looks=looks(
-                    self.totals,
-                    design.log.days,
-                    control,
-                    arm,
-                    first=design.first,
-                    last=design.last,
-                    alpha=design.alpha,
-                    expected_lift=design.expected_lift,
-                ),
-                daily=list(self._daily(by_day, arm)),
-            )
-            for name, arm, each, p_value in zip(design.names[1:], design.arms[1:], found, corrected, strict=True)
-        ]
+        days, arms = len(log.days), len(log.arms)
+        by_day = moments(by_row(log, self.metric), log.day * arms + log.arm[log.user], days * arms).reshape(days, arms)
+        options: dict[str, Any] = {"first": design.first, "last": design.last, "expected_lift": expected_lift}
+        results = []
+        for name, arm, each, p_value in zip(design.names[1:], design.arms[1:], found, corrected, strict=True):
+            total = each if interval == "delta" else self._bootstrap(each, arm, seed)
+            daily_looks = looks(self.totals, log.days, control, arm, alpha=design.alpha, **options)
+            days_alone, cuped = list(self._daily(by_day, arm)), self._cuped(arm)
+            names = design.names[0], name
+            results.append(Result(self.metric, *names, design.alpha, total, p_value, cuped, daily_looks, days_alone))
+        return results
 
     def check(self, splits: int, *, seed: int) -> SplitCheck | None:
         """Split all users of the time before the test, or those of the control if there is no such time.
@@ -646,11 +553,9 @@ class _MetricAnalysis:
         a, b = adjusted[control], adjusted[arm]
         error = float(compare(a, b, "log")[1])
         raw = float(compare(self.moments[control], self.moments[arm], "log")[1])
-        return Cuped(
-            effect=effect(a, b, alpha=self.design.alpha),
-            variance_reduction=1 - (error / raw) ** 2 if raw > 0 else 0.0,
-            seen_before=float((a.sums[3] + b.sums[3]) / (a.n + b.n)),
-        )
+        reduction = 1 - (error / raw) ** 2 if raw > 0 else 0.0
+        seen_before = float((a.sums[3] + b.sums[3]) / (a.n + b.n))
+        return Cuped(effect(a, b, alpha=self.design.alpha), reduction, seen_before)
 
     def _daily(self, by_day: Moments, arm: int) -> Iterator[DayEffect]:
         """Yield the days on which both arms have at least two users."""
@@ -658,5 +563,5 @@ class _MetricAnalysis:
         found = effects(by_day[:, design.arms[0]], by_day[:, arm], alpha=design.alpha)
         for day, (label, each) in enumerate(zip(design.log.days, found, strict=True)):
             if min(each.control_users, each.treatment_users) >= 2:
-                period = "before" if day < design.first else "after" if day > design.last else "test"
+                period: Period = "before" if day < design.first else "after" if day > design.last else "test"
                 yield DayEffect(label, period, each)

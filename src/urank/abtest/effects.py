@@ -112,9 +112,8 @@ def moments(columns: Floats, group: NDArray[Any], groups: int, before: Floats | 
         sums[:, i] = summed(columns[:, i] if before is None else columns[:, i] - before[:, i])
         for j in range(i + 1):
             product = columns[:, i] * columns[:, j]
-            products[:, i, j] = products[:, j, i] = summed(
-                product if before is None else product - before[:, i] * before[:, j]
-            )
+            change = product if before is None else product - before[:, i] * before[:, j]
+            products[:, i, j] = products[:, j, i] = summed(change)
     new = np.ones(len(columns)) if before is None else before[:, 1] == 0
     return Moments(summed(new), sums, products)
 
@@ -140,15 +139,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a treatment against the control.
-
-    Attributes:
-        control, treatment: the rates of the two arms.
-        control_users, treatment_users: their numbers of users.
-        difference: of the rates.
-        lift: the ratio of the rates, minus 1.
-        p_value: two-sided, of no lift.
-    """
+    """The rates of control and treatment, their difference and lift, and the two-sided p-value of no lift."""
 
     control: float
     treatment: float
@@ -269,9 +260,8 @@ def effects(control: Moments, treatment: Moments, *, alpha: float = 0.05) -> lis
     p = np.where(on_log, p_values(value, log_error), p_values(difference, error))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         base = np.where(rate > 0, rate, np.nan)
-        by_log = np.stack(
-            [np.expm1(value), np.exp(value) * log_error, *np.expm1([value - z * log_error, value + z * log_error])]
-        )
+        ends = np.expm1([value - z * log_error, value + z * log_error])
+        by_log = np.stack([np.expm1(value), np.exp(value) * log_error, *ends])
         by_difference = np.stack([difference, error, difference - z * error, difference + z * error])
         lift = np.where(on_log, by_log, by_difference / base)
     lift[2] = np.maximum(lift[2], -1.0)

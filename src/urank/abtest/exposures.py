@@ -5,11 +5,11 @@ An exposure log has one row for each impression. Only sums by user and day are k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -47,9 +47,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-# Assignment
-
-
 def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) -> pl.Series:
     """Assign users to arms by a hash: the same user has the same arm on every machine and every day.
 
@@ -63,9 +60,6 @@ def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) 
         user_ids: text or numbers; 17 and "17" are the same user.
         shares: arm -> its share of all users; the sum is at most 1.
         salt: the name of the test.
-
-    Returns:
-        the names of the arms, or null.
 
     >>> ids = pl.Series(range(10_000))
     >>> arms = assign_arms(ids, {"A": 0.5, "B": 0.3}, salt="new ranker")
@@ -92,15 +86,11 @@ def assign_arms(user_ids: pl.Series, shares: Mapping[str, float], *, salt: str) 
     return names.gather(np.searchsorted(ends, place, side="right"))
 
 
-# Aggregated logs
-
-
 @dataclass(frozen=True, eq=False)
 class Exposures:
     """An exposure log, aggregated. Rows are sorted by user, then day, and each pair of these occurs once.
 
     Attributes:
-        name: used in errors and reports.
         arms: the names of the arms, sorted.
         days: labels of all days from the first to the last without gaps; one empty label if the log has no time.
         arm: `[users]`, an index into `arms`.
@@ -108,8 +98,7 @@ class Exposures:
         day: `[rows]`, an index into `days`.
         impressions, clicks, conversions: `[rows]`, sums.
         revenue: `[rows]`, total value of the conversions; None if the log has no values.
-        crossed: number of users that were seen in two arms and are excluded.
-        unassigned: number of users without any arm, which are excluded too.
+        crossed, unassigned: numbers of users seen in two arms, and without any arm, which are excluded.
         history: the rows of all users with the arm of each row, for `settle_arms`; None if the arms are settled.
     """
 
@@ -129,7 +118,6 @@ class Exposures:
 
     @property
     def users(self) -> int:
-        """Number of users."""
         return len(self.arm)
 
     @property
@@ -149,10 +137,6 @@ class Exposures:
         part = self.where((self.day >= first) & (self.day <= last))
         return part if self.history is None else replace(part, history=self.history.between(first, last))
 
-    def of_arms(self, arms: Sequence[int]) -> Exposures:
-        """Select the rows of users of these arms; users and arms keep their indices."""
-        return self.where(np.isin(self.arm, arms)[self.user])
-
     def settle_arms(self, first: int, last: int) -> Exposures:
         """Decide the arm of each user from a range of days, both ends included.
 
@@ -160,9 +144,6 @@ class Exposures:
         rows count for that arm. So what users saw after a test does not decide who is in it. Users seen only before
         have the arm of that time; users seen only after are excluded. `crossed` and `unassigned` count users of these
         days.
-
-        Raises:
-            DataError: if no user has exactly one arm.
         """
         if self.history is None:
             return self
@@ -174,13 +155,7 @@ class Exposures:
 
 @dataclass(frozen=True, eq=False)
 class ArmHistory:
-    """The arm of each row of a log, before users are assigned to one arm.
-
-    Attributes:
-        rows: of all users; a user has one row for each day and arm.
-        names: of the arms, sorted.
-        arm: `[rows]`, an index into `names`, or −1 if the arm is missing.
-    """
+    """The rows of all users, one for each day and arm; `arm[rows]` is an index into `names`, −1 if it is missing."""
 
     rows: Exposures
     names: tuple[str, ...]
@@ -228,42 +203,34 @@ _YYYYMMDD = (1900_01_01, 2100_12_31)
 _TICKS = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
-@dataclass(frozen=True)
-class _TimeUnit:
-    """The unit of a time column of whole numbers: numbered days, dates as 20200531, or a time since 1970 (UTC)."""
+def _time_unit(largest: int) -> str:
+    """Infer the unit of whole numbers: numbered days, dates as 20200531, or a time since 1970 (UTC).
 
-    name: Literal["day", "yyyymmdd", "s", "ms", "us", "ns"]
+    The largest number decides; times from 1973 to 5138 are unambiguous.
 
-    @classmethod
-    def of(cls, largest: int) -> _TimeUnit:
-        """Infer the unit from the largest number; times from 1973 to 5138 are unambiguous.
-
-        >>> [_TimeUnit.of(largest).name for largest in (13, 20200531, 1588723200, 1588723200000, 1588723200000000)]
-        ['day', 'yyyymmdd', 's', 'ms', 'us']
-        """
-        if largest < _DAY_NUMBERS:
-            return cls("day")
-        if _YYYYMMDD[0] <= largest <= _YYYYMMDD[1]:
-            return cls("yyyymmdd")
-        return cls("s" if largest < 10**11 else "ms" if largest < 10**14 else "us" if largest < 10**17 else "ns")
-
-    def day(self, number: pl.Expr) -> pl.Expr:
-        """Return the day, counted from 1970 unless days are only numbered; null for invalid dates such as 20201399."""
-        if self.name == "yyyymmdd":
-            return number.cast(pl.String).str.to_date("%Y%m%d", strict=False).cast(pl.Int32)
-        return (number // _TICKS[self.name]).cast(pl.Int32)
-
-    def label(self, day: int) -> str:
-        """Return the date of a day, or its number if days are only numbered."""
-        if self.name == "day":
-            return str(day)
-        try:
-            return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
-        except OverflowError:
-            return f"day {day:,} since 1970"
+    >>> [_time_unit(largest) for largest in (13, 20200531, 1588723200, 1588723200000, 1588723200000000)]
+    ['day', 'yyyymmdd', 's', 'ms', 'us']
+    """
+    if largest < _DAY_NUMBERS:
+        return "day"
+    if _YYYYMMDD[0] <= largest <= _YYYYMMDD[1]:
+        return "yyyymmdd"
+    return "s" if largest < 10**11 else "ms" if largest < 10**14 else "us" if largest < 10**17 else "ns"
 
 
-# Reading
+def _day_of(number: pl.Expr, unit: str) -> pl.Expr:
+    """Return the day, counted from 1970 unless days are only numbered; null for invalid dates such as 20201399."""
+    if unit == "yyyymmdd":
+        return number.cast(pl.String).str.to_date("%Y%m%d", strict=False).cast(pl.Int32)
+    return (number // _TICKS[unit]).cast(pl.Int32)
+
+
+def _day_label(day: int, unit: str) -> str:
+    """Return the date of a day, or its number if days are only numbered."""
+    try:
+        return str(day) if unit == "day" else (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+    except OverflowError:
+        return f"day {day:,} since 1970"
 
 
 def read_exposures(
@@ -277,15 +244,11 @@ def read_exposures(
     are rounded to millionths. Days are in UTC; provide a column `day` for other time zones.
 
     Args:
-        source: a Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
-            Polars, pandas or PyArrow table.
+        source: files, a folder, a glob or a table, as in `urank.read`.
         columns: role -> column, where the names differ; see `EXPOSURE_ROLES`. `user_id`, `arm` and `click` are
             required. All other columns are ignored.
         arms: False to read all users as one arm, `EVERYONE`, as for `plan`.
         report: Progress callback, in bytes.
-
-    Raises:
-        DataError: if a row is invalid.
 
     >>> log = pl.DataFrame({"user_id": [7, 7, 8, 9], "arm": list("AABB"), "click": [0, 1, 0, 1], "day": [1, 3, 3, 3]})
     >>> found = read_exposures(log)
@@ -299,19 +262,10 @@ def read_exposures(
     frame = frame.sort([key for key in ("user_id", "day", "arm") if key in frame.columns])
     labels, day = reader.day_index(frame)
     user = frame["user_id"].rle_id().to_numpy().astype(np.int64)
-    sums = {name: frame[name].to_numpy().astype(np.float64) for name in _SUMS if name in frame.columns}
-    everyone = Exposures(
-        name=reader.name,
-        arms=(EVERYONE,),
-        days=labels,
-        arm=np.zeros(int(user[-1]) + 1, dtype=np.int64),
-        user=user,
-        day=day,
-        impressions=sums["impressions"],
-        clicks=sums["clicks"],
-        conversions=sums.get("conversions", sums["clicks"]),
-        revenue=sums.get("revenue"),
-    )
+    sums: dict[str, Any] = {name: frame[name].to_numpy().astype(np.float64) for name in _SUMS if name in frame.columns}
+    sums = {"conversions": sums["clicks"], "revenue": None, **sums}
+    one_arm = np.zeros(int(user[-1]) + 1, dtype=np.int64)
+    everyone = Exposures(reader.name, (EVERYONE,), labels, arm=one_arm, user=user, day=day, **sums)
     if not arms:
         return everyone
     names = sorted(frame["arm"].drop_nulls().unique())
@@ -324,12 +278,7 @@ def read_exposures(
 
 @dataclass(frozen=True)
 class _ExposureRows:
-    """Rows of one file or table, starting at its row `first`.
-
-    Attributes:
-        roles: role -> column.
-        user: the type of ids that are read unchanged; None if they are converted to text.
-    """
+    """Rows of one file or table, from its row `first` on; `user` is the type of ids, None to convert them to text."""
 
     name: str
     first: int
@@ -339,26 +288,17 @@ class _ExposureRows:
 
 
 class _ExposureReader:
-    """Reads an exposure log once and infers the unit of its time from the first rows.
-
-    Attributes:
-        name: used in errors.
-        unit: of the time; None before reading, and if the log has no time.
-    """
+    """Reads an exposure log once; `unit`, that of the time, is inferred from the first rows, None without a time."""
 
     def __init__(self, source: str | Path | Any, columns: Mapping[str, str] | None, *, arms: bool) -> None:
         self.name = str(source) if isinstance(source, (str, Path)) else "the table"
-        self.unit: _TimeUnit | None = None
+        self.unit: str | None = None
         self._source = source
         self._mapping = dict(columns or {})
         self._arms = arms
 
     def aggregate(self, report: Report) -> pl.DataFrame:
-        """Sum impressions, clicks, conversions and revenue by user, arm and day, as far as the log has these.
-
-        Raises:
-            DataError: if a row is invalid, or there are no rows.
-        """
+        """Sum impressions, clicks, conversions and revenue by user, arm and day, as far as the log has these."""
         parts: list[pl.DataFrame] = []
         for rows in self._files(report) if isinstance(self._source, (str, Path)) else self._table():
             parts.append(self._aggregate_rows(rows))
@@ -373,15 +313,16 @@ class _ExposureReader:
         """Return the labels of all days, and the index of the day of each row."""
         if "day" not in frame.columns:
             return ("",), np.zeros(frame.height, dtype=np.int64)
-        unit = self.unit or _TimeUnit("day")
+        unit = self.unit or "day"
         day = frame["day"].to_numpy().astype(np.int64)
         first, last = int(day.min()), int(day.max())
         if last - first >= MOST_DAYS:
             raise DataError(
                 f"the days of {self.name} must lie within {MOST_DAYS:,} of each other; they go from "
-                f"{unit.label(first)} to {unit.label(last)} (is the time of some rows missing, or in another unit?)"
+                f"{_day_label(first, unit)} to {_day_label(last, unit)} "
+                "(is the time of some rows missing, or in another unit?)"
             )
-        return tuple(map(unit.label, range(first, last + 1))), day - first
+        return tuple(_day_label(each, unit) for each in range(first, last + 1)), day - first
 
     def _table(self) -> Iterator[_ExposureRows]:
         frame = table_frame(self._source, self.name, "an exposure log")
@@ -407,9 +348,8 @@ class _ExposureReader:
         """Return role -> column, with one role at most for the time."""
         check_mapping(self._mapping, EXPOSURE_ROLES, dtypes, name, "an exposure log")
         free = set(dtypes) - set(self._mapping.values())
-        roles = {
-            role: self._mapping.get(role, role) for role in EXPOSURE_ROLES if role in self._mapping or role in free
-        }
+        known = [role for role in EXPOSURE_ROLES if role in self._mapping or role in free]
+        roles = {role: self._mapping.get(role, role) for role in known}
         for role in ("user_id", "arm", "click") if self._arms else ("user_id", "click"):
             if role not in roles:
                 raise missing_column(role, dtypes, name)
@@ -426,7 +366,7 @@ class _ExposureReader:
             named = part.rows.select(_role_exprs(part, schema))
             self._validate(part, named, schema)
             if self.unit is not None:
-                named = named.with_columns(self.unit.day(pl.col("day")))
+                named = named.with_columns(_day_of(pl.col("day"), self.unit))
             keys = [key for key in ("user_id", "arm", "day") if key in named.collect_schema()]
             return named.group_by(keys).agg(_sum_exprs(part.roles)).collect(engine="streaming")
         except (pl.exceptions.PolarsError, OSError) as error:
@@ -447,9 +387,9 @@ class _ExposureReader:
             return
         if self.unit is None:
             temporal = schema[part.roles[time]].is_temporal()
-            self.unit = _TimeUnit("us") if temporal else _TimeUnit.of(found["largest"])
-        if self.unit.name == "yyyymmdd":
-            broken = self.unit.day(pl.col("day")).is_null()
+            self.unit = "us" if temporal else _time_unit(found["largest"])
+        if self.unit == "yyyymmdd":
+            broken = _day_of(pl.col("day"), self.unit).is_null()
             if named.select(broken.any()).collect(engine="streaming").item():
                 raise _invalid_row(part, named, time, "be a date, as others are (20200531)", broken)
 

@@ -21,14 +21,7 @@ from urank.errors import ConfigError
 
 @dataclass(frozen=True)
 class Metric:
-    """A ratio of sums over users.
-
-    Attributes:
-        name: short name.
-        title: name in reports, such as "clicks per impression".
-        numerator: the field of `Exposures` that is summed.
-        denominator: impressions, or users that were seen.
-    """
+    """A ratio of sums over users: of a field of `Exposures`, per impression or per user that was seen."""
 
     name: str
     title: str
@@ -49,11 +42,7 @@ def metrics_of(exposures: Exposures) -> tuple[Metric, ...]:
 
 
 def metric_named(name: str, exposures: Exposures) -> Metric:
-    """Return a metric that the log supports by its name.
-
-    Raises:
-        ConfigError: if there is none of this name.
-    """
+    """Return a metric that the log supports by its name."""
     known = {metric.name: metric for metric in metrics_of(exposures)}
     if name not in known:
         raise ConfigError(f"metric must be one of {', '.join(known)} for {exposures.name}; got '{name}'")

@@ -18,6 +18,7 @@ the log both are extrapolated by powers, fitted on the second half of its days:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isnan, nan, sqrt
@@ -45,18 +46,9 @@ _DEVIATIONS = (1e-6, 1e6)  # relative to the mean
 _LARGEST_SHOWN = 10**18
 
 
-# Users and variance over time
-
-
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """Users and their relative variance by the end of each day.
-
-    Attributes:
-        users, variance: `[days]`, U_t and v_t; the variance is NaN while there are too few users.
-        users_power: a.
-        error_power: b.
-    """
+    """U_t and v_t by the end of each day, `[days]`, with the powers a and b; v_t is NaN while users are too few."""
 
     users: Floats
     variance: Floats
@@ -85,21 +77,13 @@ class Growth:
         for day in range(1, T + 1):
             if reached(*self.at(day)):
                 return day
-        if not reached(*self.at(MOST_DAYS)):
-            return None
-        short, enough = T, MOST_DAYS
-        while enough - short > 1:
-            middle = (short + enough) // 2
-            short, enough = (short, middle) if reached(*self.at(middle)) else (middle, enough)
-        return enough
+        beyond = range(T + 1, MOST_DAYS + 1)
+        place = bisect_left(beyond, True, key=lambda day: reached(*self.at(day)))
+        return beyond[place] if place < len(beyond) else None
 
 
 def growth_of(exposures: Exposures, metric: Metric) -> tuple[Growth, float]:
-    """Return the growth of a log with all arms pooled, and the overall rate of the metric.
-
-    Raises:
-        DataError: if there are too few users, none with a positive numerator, or all have the same rate.
-    """
+    """Return the growth of a log with all arms pooled, and the overall rate of the metric."""
     totals = running_totals(replace(exposures, arms=(EVERYONE,), arm=np.zeros_like(exposures.arm)), metric)
     everyone, enough = totals.moments[:, 0], totals.enough(0)
     if not enough[-1]:
@@ -125,9 +109,6 @@ def _power(values: Floats, known: NDArray[np.bool_]) -> float:
         return 0.0
     x, y = np.log(day[used]), np.log(values[used])
     return float(((x - x.mean()) * y).sum() / ((x - x.mean()) ** 2).sum())
-
-
-# Standard errors and lifts
 
 
 def error_needed(lift: float, *, power: float = 0.8, alpha: float = 0.05, tau: float | None = None) -> float:
@@ -169,18 +150,11 @@ def _log_lift_found(error: float, power: float, alpha: float, tau: float | None)
     return error * (bound + float(ndtri(power)))
 
 
-# Plans
-
-
 @dataclass(frozen=True)
 class Horizon:
-    """What a test can find.
+    """The lift that a test finds with so many users in each arm, and its duration.
 
-    Attributes:
-        lift: found with the wanted power.
-        users: in each arm.
-        days: duration; None if it is unknown or more than ten years.
-        extrapolated: whether the duration exceeds that of the log.
+    `days` is None if it is unknown or more than ten years; `extrapolated` if it exceeds the days of the log.
     """
 
     lift: float
@@ -191,16 +165,11 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a test.
+    """The plan of a test: its arguments (see `plan`), and what it finds.
 
     Attributes:
-        title: of the metric.
-        rate: current rate of the metric.
+        title, rate: of the metric, at present.
         relative_variance: v; that of the whole log if there is one.
-        power: probability of finding the lift.
-        alpha: probability of finding a lift where there is none.
-        share: of all users, in both arms together.
-        expected_lift: for which the always-valid interval is tightest.
         once: for a single look at the end.
         daily: for daily looks, stopping when the lift is found.
     """
@@ -229,8 +198,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        as_json: dict[str, Any] = to_jsonable(asdict(self) | {"sentence": self.sentence})
-        return as_json
+        return dict(to_jsonable(asdict(self) | {"sentence": self.sentence}))
 
 
 def plan(
@@ -263,10 +231,6 @@ def plan(
         alpha: probability of finding a lift where there is none.
         expected_lift: for which always-valid intervals are tightest; by default the lift if it is given, else 5 %.
 
-    Raises:
-        ConfigError: if an argument is missing, superfluous or invalid.
-        DataError: if the log has too few users, in total or by the end of `days`, or all have the same rate.
-
     >>> found = plan(lift=0.1, mean=0.5, variance=1.0, daily_users=1000)
     >>> found.once  # n = 2 · (1 / 0.5²) · (1.96 + 0.84)² / log(1.1)²
     Horizon(lift=0.1, users=6913, days=14, extrapolated=False)
@@ -284,7 +248,15 @@ def plan(
         growth, rate = growth_of(exposures, chosen)
         v = float(growth.variance[-1])
     else:
-        title, rate, v = _baseline(metric, mean, variance, daily_users)
+        titles = {each.name: each.title for each in METRICS}
+        if metric not in titles:
+            raise ConfigError(f"metric must be one of {', '.join(titles)}; got '{metric}'")
+        if mean is None or variance is None:
+            raise ConfigError("plan needs a log, or mean and variance; got neither")
+        if not mean > 0 or not variance > 0:
+            raise ConfigError(f"mean and variance must be above 0; got {mean} and {variance}")
+        check_numbers(mean, sqrt(variance), daily_users, ("mean", "the root of variance", "daily_users"))
+        title, rate, v = titles[metric], mean, variance / mean**2
         growth = None if daily_users is None else Growth(np.array([float(daily_users)]), np.array([v]))
     if days is not None:
         if growth is None:
@@ -317,27 +289,8 @@ def plan(
     return Plan(title, rate, v, power, alpha, share, expected, once=horizon(None), daily=horizon(daily))
 
 
-def _baseline(
-    metric: str, mean: float | None, variance: float | None, daily_users: float | None
-) -> tuple[str, float, float]:
-    """Return title, rate and relative variance of a metric without a log."""
-    titles = {each.name: each.title for each in METRICS}
-    if metric not in titles:
-        raise ConfigError(f"metric must be one of {', '.join(titles)}; got '{metric}'")
-    if mean is None or variance is None:
-        raise ConfigError("plan needs a log, or mean and variance; got neither")
-    if not mean > 0 or not variance > 0:
-        raise ConfigError(f"mean and variance must be above 0; got {mean} and {variance}")
-    check_numbers(mean, sqrt(variance), daily_users, ("mean", "the root of variance", "daily_users"))
-    return titles[metric], mean, variance / mean**2
-
-
 def check_numbers(mean: float, deviation: float, daily_users: float | None, names: tuple[str, str, str]) -> None:
-    """Validate the numbers of a plan without a log; `names` are those that the caller has for them.
-
-    Raises:
-        ConfigError: if a number is out of range.
-    """
+    """Validate the numbers of a plan without a log; `names` are those that the caller has for them."""
     if not _MEANS[0] <= mean <= _MEANS[1]:
         raise ConfigError(f"{names[0]} must be from {_MEANS[0]:g} to {_MEANS[1]:g}; got {mean}")
     if not _DEVIATIONS[0] <= deviation / mean <= _DEVIATIONS[1]:
@@ -373,6 +326,5 @@ def _check_power(power: float, alpha: float) -> None:
 
 def _shown(number: float) -> str:
     """Format a number for an error message, also if it has thousands of digits."""
-    return (
-        str(number) if isinstance(number, float) or abs(number) <= _LARGEST_SHOWN else f"one beyond {_LARGEST_SHOWN:g}"
-    )
+    huge = isinstance(number, int) and abs(number) > _LARGEST_SHOWN
+    return f"one beyond {_LARGEST_SHOWN:g}" if huge else str(number)

@@ -10,26 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from urank.abtest.exposures import EXPOSURE_ROLES
 from urank.cli.lab import abtest_simulate_command
-from urank.cli.options import Json, Quiet, column_option, print_json, role_columns
+from urank.cli.options import PLOTS, Html, PrintOptions, column_option, command, role_columns
 from urank.errors import ConfigError, UrankError
-from urank.progress import Report, bars
+from urank.progress import Report
 
 if TYPE_CHECKING:
     from urank.abtest.analysis import IntervalKind
-    from urank.abtest.exposures import Exposures
     from urank.abtest.planning import Plan
 
+abtest_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
+)
 
 _COLUMN = "user_id=visitor"
+_CONTROLS = ("control", "A")
 _FACTORS = (0.5, 1, 2)
 _POINTS = 16
 _LEAST_DAYS, _MOST_DAYS = 14, 365
 
+Column = Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN)]
 
+
+@abtest_app.command("plan")
+@command()
 def plan_command(
     log: Annotated[
         str | None,
@@ -53,8 +59,7 @@ def plan_command(
     alpha: Annotated[float, typer.Option(help="The chance to find one where there is none.")] = 0.05,
     share: Annotated[float, typer.Option(help="Share of all users that is in the test, both arms together.")] = 1.0,
     expected_lift: Annotated[
-        float | None,
-        typer.Option(help="What always-valid intervals are made for.", show_default="the lift, else 0.05"),
+        float | None, typer.Option(help="What always-valid intervals are made for.", show_default="the lift, else 0.05")
     ] = None,
     mean: Annotated[float | None, typer.Option(help="Without a log: the mean of the metric per user.")] = None,
     deviation: Annotated[
@@ -63,10 +68,9 @@ def plan_command(
     users_per_day: Annotated[
         float | None, typer.Option(help="Without a log: users that come for the first time on a day, to tell the days.")
     ] = None,
-    column: Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN)] = None,
+    column: Column = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with a plot.")] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Say how many users and days a test needs for a lift to be found, or which lift is found with so many.
 
@@ -84,31 +88,20 @@ def plan_command(
     columns = role_columns(column, _COLUMN)
     _check(log, days, mean, deviation, users_per_day)
     wanted: dict[str, Any] = {"lift": lift, "days": days, "users": users}
-    with bars(quiet=quiet or json) as report:
-        make = partial(
-            plan,
-            None if log is None else read_exposures(log, columns=columns, arms=False, report=report),
-            metric=metric,
-            mean=mean,
-            variance=None if deviation is None else deviation**2,
-            daily_users=users_per_day,
-            share=share,
-            power=power,
-            alpha=alpha,
-        )
+    with printing.progress() as report:
+        exposures = None if log is None else read_exposures(log, columns=columns, arms=False, report=report)
+        variance = None if deviation is None else deviation**2
+        make = partial(plan, exposures, metric=metric, mean=mean, variance=variance, daily_users=users_per_day)
+        make = partial(make, share=share, power=power, alpha=alpha)
         meant = make(**wanted, expected_lift=expected_lift)
         make = partial(make, expected_lift=meant.expected_lift)
         plans = list(_possible(make, _around(wanted)))
         if html is not None:
             dated = log is not None or users_per_day is not None
             write_plans(plans, meant, _curve(make, meant, dated=dated, report=report), html)
-    if json:
-        print_json(meant.to_dict() | {"plans": [each.to_dict() for each in plans]})
-    elif not quiet:
-        console = Console()
-        print_plans(plans, meant, console)
-        if html is not None:
-            console.print(f"\nThe same with a plot: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+    notes = [f"\nThe same with a plot: {html}"] if html is not None else []
+    document = meant.to_dict() | {"plans": [each.to_dict() for each in plans]}
+    printing.show(document, lambda console: print_plans(plans, meant, console), *notes)
 
 
 def _check(
@@ -133,7 +126,7 @@ def _check(
 
 
 def _around(wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    """Half of what was asked for, all of it and twice of it, as far as there are such lifts, users or days.
+    """Return half, all and twice of what was asked for, as far as there are such lifts, users or days.
 
     >>> _around({"lift": 0.1, "days": None}), _around({"days": 1})
     ([{'lift': 0.05}, {'lift': 0.1}, {'lift': 0.2}], [{'days': 1}, {'days': 2}])
@@ -174,14 +167,8 @@ def _curve(make: Callable[..., Plan], meant: Plan, *, dated: bool, report: Repor
     return found or [meant]
 
 
-_COLUMN_ABTEST = "user_id=visitor"
-_CONTROLS = ("control", "A")
-
-abtest_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
-)
-
-
+@abtest_app.command("analyse")
+@command()
 def analyse_command(
     log: Annotated[
         str,
@@ -223,10 +210,9 @@ def analyse_command(
         int, typer.Option(min=0, help="Random halves by which false positives are counted; 0 for none.")
     ] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the halves and the bootstrap.")] = 0,
-    column: Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN_ABTEST)] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with plots.")] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    column: Column = None,
+    html: Html = None,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Say what a treatment earned against the control, how sure that is, and whether the test is sound.
 
@@ -241,15 +227,20 @@ def analyse_command(
     from urank.abtest.exposures import read_exposures
     from urank.report.abtest_report import print_analysis, write_analysis
 
-    columns, wanted = role_columns(column, _COLUMN_ABTEST), _shares(shares)
-    with bars(quiet=quiet or json) as report:
+    columns, wanted = role_columns(column, _COLUMN), _shares(shares)
+    with printing.progress() as report:
         exposures = read_exposures(log, columns=columns, report=report)
+        arms = ", ".join(exposures.arms[:10])
         for arm in wanted or ():
             if arm not in exposures.arms:
-                raise ConfigError(f"--shares must name arms of {log}, {_arms(exposures)}; got '{arm}'")
+                raise ConfigError(f"--shares must name arms of {log}, {arms}; got '{arm}'")
+        if control is None:
+            control = next((name for name in _CONTROLS if name in exposures.arms), None)
+        if control is None:
+            raise ConfigError(f"--control must name the arm that others are held against, one of {arms}")
         found = analyse(
             exposures,
-            control=_control(exposures) if control is None else control,
+            control=control,
             treatment=treatment,
             start=start,
             end=end,
@@ -263,24 +254,8 @@ def analyse_command(
         )
     if html is not None:
         write_analysis(found, html)
-    if json:
-        print_json(found.to_dict())
-    elif not quiet:
-        console = Console()
-        print_analysis(found, console)
-        if html is not None:
-            console.print(f"\nThe same with plots: {html}", highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def _control(exposures: Exposures) -> str:
-    for name in _CONTROLS:
-        if name in exposures.arms:
-            return name
-    raise ConfigError(f"--control must name the arm that others are held against, one of {_arms(exposures)}")
-
-
-def _arms(exposures: Exposures) -> str:
-    return ", ".join(exposures.arms[:10])
+    notes = [PLOTS.format(html)] if html is not None else []
+    printing.show(found.to_dict(), lambda console: print_analysis(found, console), *notes)
 
 
 def _shares(text: str | None) -> dict[str, float] | None:
@@ -301,6 +276,4 @@ def _shares(text: str | None) -> dict[str, float] | None:
     return shares
 
 
-abtest_app.command("plan")(plan_command)
-abtest_app.command("analyse")(analyse_command)
 abtest_app.command("simulate")(abtest_simulate_command)

@@ -58,11 +58,7 @@ _ELEMENT = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
 
 @dataclass(frozen=True)
 class CandidateSchema(LogSchema):
-    """The column of each role of the candidates, and of each feature of a model.
-
-    Attributes:
-        as_text: Ids that are returned as text; the others keep their type.
-    """
+    """The column of each role and of each feature of a model; ids keep their type unless they are in `as_text`."""
 
     as_text: tuple[str, ...] = ()
 
@@ -121,10 +117,8 @@ def candidate_schema(
     check_types(roles, {column: entry_type(dtype) for column, dtype in dtypes.items()}, name)
     sizes = Counter(found[1] for found in map(_ELEMENT.fullmatch, numeric) if found)
     features = [_numeric_feature(feature, dtypes, name, sizes) for feature in numeric]
-    features += [
-        _feature(feature, "categorical", column, dtypes, name)
-        for feature, column in _category_columns(categorical, mapping).items()
-    ]
+    categories = _category_columns(categorical, mapping)
+    features += [_feature(feature, "categorical", column, dtypes, name) for feature, column in categories.items()]
     return CandidateSchema(roles, tuple(features))
 
 
@@ -153,26 +147,16 @@ def _feature(name: str, kind: FeatureKind, column: str, dtypes: Mapping[str, pl.
             f"the model needs the feature '{name}', which is not there: {source} has the columns {join_names(dtypes)}"
         )
     dtype = entry_type(dtypes[column])
-    if kind == "numeric":
-        fits, needed = dtype.is_numeric() or dtype == pl.Null, "a number"
-    else:
-        fits, needed = can_play("category", dtype), "a category"
-    if not fits:
-        raise DataError(
-            f"the model takes the feature '{name}' as {needed}; column '{column}' of {source} is of type {dtype}"
-        )
+    numeric = kind == "numeric"
+    if not (dtype.is_numeric() or dtype == pl.Null if numeric else can_play("category", dtype)):
+        needed = f"the model takes the feature '{name}' as a {'number' if numeric else 'category'}"
+        raise DataError(f"{needed}; column '{column}' of {source} is of type {dtype}")
     return Feature(name, kind, column)
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
-    """A batch of whole lists of candidates.
-
-    Attributes:
-        frame: One row per candidate, in canonical form.
-        offsets: `[lists + 1]`, the bounds of the lists.
-        done: Bytes of the source read so far.
-    """
+    """A batch of whole lists, a row per candidate, with their bounds `[lists + 1]` and the bytes read so far."""
 
     frame: pl.DataFrame
     offsets: NDArray[np.int64]
@@ -184,7 +168,6 @@ class Candidates:
     """Candidates that can be read repeatedly, a batch of lists at a time.
 
     Attributes:
-        name: Name in errors and reports.
         sources: The files, or the table in memory, each with its schema.
         work_bytes: Bytes that the work on a candidate takes besides the candidate itself; batches shrink accordingly.
         batch_bytes: Limit of a batch, including the work; never more than `BATCH_BYTES`.
@@ -199,7 +182,6 @@ class Candidates:
 
     @property
     def size(self) -> int:
-        """The bytes of the source."""
         return sum(source.size for source, _ in self.sources)
 
     @property
@@ -209,12 +191,9 @@ class Candidates:
     def lists(self) -> Iterator[CandidateLists]:
         """Read all lists, as many at a time as fit `batch_bytes`, but at least one; an empty batch if there are none.
 
-        To detect lists that are not adjacent, each list read is remembered by an 8-byte hash (twice that while hashes
-        are merged): a million lists take 8 to 16 MB, and have a chance of 1 in 40 million of a false alarm.
-
-        Raises:
-            DataError: If a row breaks a rule, or a list occurs again after another one, has a position twice, or
-                takes more than `list_bytes`.
+        Refuses a list that occurs again after another one, has a position twice, or takes more than `list_bytes`. To
+        detect the first, each list read is remembered by an 8-byte hash (twice that while hashes are merged): a
+        million lists take 8 to 16 MB, and have a chance of 1 in 40 million of a false alarm.
         """
         seen = _HashSet()
         for frame, done in _whole_lists(self._batches(), self._check_length):
@@ -312,8 +291,7 @@ def read_candidates(
     """Open candidates.
 
     Args:
-        source: A Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, or a
-            table of Polars, pandas or PyArrow. One row per candidate, or one row per query with list columns.
+        source: As in `urank.read`: one row per candidate, or one row per query with list columns.
         numeric, categorical: The features of the model; `emb[0]` is the first number of a fixed-size list `emb`.
             Columns that are neither feature nor role are not read.
         columns: Role -> column, where the names differ; the roles are `CANDIDATE_ROLES`.
@@ -334,12 +312,8 @@ def read_candidates(
     else:
         name = "the candidates"
         sources = [open_table(source, name, "candidates")]
-    schemas = [
-        candidate_schema(
-            each.dtypes, each.name, numeric=numeric, categorical=categorical, columns=columns, required=required
-        )
-        for each in sources
-    ]
+    model: dict[str, Any] = {"numeric": numeric, "categorical": categorical}
+    schemas = [candidate_schema(s.dtypes, s.name, columns=columns, required=required, **model) for s in sources]
     return Candidates(name, _with_same_ids(sources, schemas), work_bytes, batch_bytes, list_bytes)
 
 
@@ -361,11 +335,9 @@ def _with_same_ids(
                 has, lacks = (first, other) if role in roles else (other, first)
                 raise DataError(f"column '{column}' is in {has.name} but not in {lacks.name}")
     pairs = tuple(zip(sources, schemas, strict=True))
-    as_text = tuple(
-        role
-        for role in roles
-        if role in IDS and len({entry_type(source.dtypes[schema.roles[role]]) for source, schema in pairs}) > 1
-    )
+    ids = [role for role in roles if role in IDS]
+    types = {role: {entry_type(source.dtypes[schema.roles[role]]) for source, schema in pairs} for role in ids}
+    as_text = tuple(role for role in ids if len(types[role]) > 1)
     return tuple((source, replace(schema, as_text=as_text)) for source, schema in pairs)
 
 
@@ -386,11 +358,7 @@ def _list_keys(frame: pl.DataFrame) -> list[str]:
 
 
 def _whole_lists(batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None]) -> Rows:
-    """Cut batches between lists: rows that may continue in the next batch wait for it.
-
-    Args:
-        batches: Rows, and the bytes read so far.
-        check: Called with the parts of a list whenever it waits; may refuse to wait for more.
+    """Cut batches between lists: rows that may continue in the next batch wait for it, if `check` of them agrees.
 
     >>> parts = [pl.DataFrame({"query_id": ids}) for ids in (["a", "b"], ["b"], ["b", "c", "c"])]
     >>> [frame["query_id"].to_list() for frame, _ in _whole_lists(((part, 0) for part in parts), len)]

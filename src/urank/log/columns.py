@@ -119,15 +119,7 @@ class LogSchema:
         categorical: Collection[str] = (),
         drop: Collection[str] = (),
     ) -> LogSchema:
-        """Assign a role or a feature kind to each column of a source.
-
-        Args:
-            dtypes: The columns of the source with their types.
-            name: Name of the source in error messages.
-            columns: Role -> column, where the names differ.
-            categorical: Numeric columns to treat as categories (ids, codes).
-            drop: Columns to ignore.
-        """
+        """Assign a role or a feature kind to each column of a source; `columns` and the rest are as in `read`."""
         mapping = dict(columns or {})
         check_mapping(mapping, ROLES, dtypes, name, "a log")
         for column in [*categorical, *drop]:
@@ -138,9 +130,7 @@ class LogSchema:
                 raise DataError(
                     f"column '{column}' of {name} begins with {_PREFIX}, which is reserved; rename it or --drop it"
                 )
-        dtypes = {
-            column: dtype for column, dtype in dtypes.items() if not is_index(column) or column in mapping.values()
-        }
+        dtypes = {key: dtype for key, dtype in dtypes.items() if not is_index(key) or key in mapping.values()}
         # A column may be the category besides its own role; any other mapping takes that role away from it.
         taken = {column for role, column in mapping.items() if role != "category"} | set(drop)
         roles = {role: mapping.get(role, role) for role in ROLES if role in mapping or role in set(dtypes) - taken}
@@ -203,9 +193,8 @@ class LogSchema:
                 rules.append((role, f"{role} must be {requirement}", broken))
             elif role not in _OPTIONAL_TEXT:
                 rules.append((role, f"{role} must not be missing", pl.col(role).is_null()))
-        rules += [
-            (name, f"feature '{name}' must be finite or missing", infinite(name)) for name in self.named("numeric")
-        ]
+        features = self.named("numeric")
+        rules += [(name, f"feature '{name}' must be finite or missing", infinite(name)) for name in features]
         flags = result.select(expr.any().alias(str(i)) for i, (_, _, expr) in enumerate(rules)).row(0)
         for (name, message, expr), flag in zip(rules, flags, strict=True):
             if not flag:
@@ -297,9 +286,8 @@ def check_mapping(
     """Refuse unknown roles and columns in a mapping; `kind` describes the source, as in "a log"."""
     for role, column in mapping.items():
         if role not in roles:
-            raise ConfigError(
-                f"'{role}' is not a role that a column of {kind} can play; the roles are {', '.join(roles)}"
-            )
+            known = ", ".join(roles)
+            raise ConfigError(f"'{role}' is not a role that a column of {kind} can play; the roles are {known}")
         if column not in dtypes:
             raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {join_names(dtypes)}")
 
@@ -307,10 +295,9 @@ def check_mapping(
 def check_types(roles: Mapping[str, str], types: Mapping[str, Type], name: str) -> None:
     """Refuse columns whose type does not fit their role."""
     for role, column in roles.items():
-        if not can_play(role, types[column]):
-            raise DataError(
-                f"column '{column}' of {name} is of type {types[column]}, which cannot play the role {role}"
-            )
+        dtype = types[column]
+        if not can_play(role, dtype):
+            raise DataError(f"column '{column}' of {name} is of type {dtype}, which cannot play the role {role}")
 
 
 def missing_column(role: str, dtypes: Collection[str], name: str) -> DataError:
@@ -428,5 +415,4 @@ def signed_log(x: NDArray[Any]) -> NDArray[np.float64]:
     [-1.0, 0.0, 1.0]
     """
     x = np.asarray(x, dtype=np.float64)
-    compressed: NDArray[np.float64] = np.copysign(np.log1p(np.abs(x)), x)
-    return compressed
+    return np.asarray(np.copysign(np.log1p(np.abs(x)), x))

@@ -31,14 +31,7 @@ PREPARED_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """A row group of a file, or some of its lists.
-
-    Attributes:
-        path: The file.
-        number: The number of the row group in the file.
-        lists: The number of selected lists.
-        keep: The selected lists by their places in the row group, ascending; None for all.
-    """
+    """A row group of a file, or some of its lists: `keep` has their places in it, ascending; None for all."""
 
     path: Path
     number: int
@@ -121,14 +114,7 @@ def shown_positions(name: str) -> int | None:
 
 
 class Dataset:
-    """A folder written by `urank prepare`.
-
-    Attributes:
-        description: The content of its `schema.json`.
-        positions: K.
-        numeric, categorical: The names of the features.
-        memory: The memory budget of training on it.
-    """
+    """A folder written by `urank prepare`, whose `schema.json` is its description, with a memory budget of training."""
 
     def __init__(self, folder: str | Path, *, memory: Memory = DEFAULT_MEMORY) -> None:
         self.folder = to_path(folder)
@@ -182,8 +168,7 @@ class Dataset:
             table = file.read_row_group(group.number, columns=[*ids, *wanted])
         if group.keep is not None:
             table = table.take(pa.array(group.keep))
-        arrays = {name: table[name].combine_chunks() for name in wanted}
-        arrays = {n: a.chunk(0) if isinstance(a, pa.ChunkedArray) else a for n, a in arrays.items()}
+        arrays = {name: one_array(table[name]) for name in wanted}
         offsets = next(iter(arrays.values())).offsets.to_numpy().astype(np.int64)
         items = pa.table({name: array.flatten() for name, array in arrays.items()})
         return Block(table.select(ids), items, offsets - offsets[0])
@@ -192,6 +177,12 @@ class Dataset:
         """Read all row groups of a split, in order."""
         for group in self.groups(split):
             yield self.read(group, columns)
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Combine the chunks of a column, which Arrow may return as one chunk rather than an array."""
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 @contextmanager
@@ -212,10 +203,9 @@ class SplitView:
 
 
 class DatasetView(Dataset):
-    """A part of a prepared log that is used like a whole one."""
+    """A part of a prepared log that is used like a whole one: splits that `parts` does not name stay whole."""
 
     def __init__(self, dataset: Dataset, parts: Mapping[str, SplitView]) -> None:
-        """Restrict some splits to parts of them; splits that are not named stay whole."""
         # Copied rather than read from the folder, to keep changes that were made to the dataset.
         vars(self).update(vars(dataset))
         self._whole = dataset
@@ -238,14 +228,11 @@ def has_unseen(dataset: Dataset) -> bool:
 
 def drop_unseen(dataset: Dataset) -> Dataset:
     """Return a view of the log without the items beyond the last position."""
-    return _SeenItems(dataset) if has_unseen(dataset) else dataset
+    return _SeenItems(dataset, {}) if has_unseen(dataset) else dataset
 
 
 class _SeenItems(DatasetView):
     """The first K positions of a log; lists of which nothing was shown are kept, without items."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(dataset, {})
 
     def rows(self, split: str) -> int:
         if type(self._whole) is Dataset:
@@ -259,13 +246,8 @@ class _SeenItems(DatasetView):
 def sample_queries(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) -> Dataset:
     """Sample whole queries of a prepared log.
 
-    Args:
-        dataset: The prepared log.
-        most_rows: Split -> about how many impressions; at least one query is taken, however long.
-        seed: Seed of the sample.
-
-    Returns:
-        A view of the log, in which splits that are not named are whole; the log itself if all of it fits.
+    `most_rows` has, by split, about how many impressions; at least one query is taken, however long. Returns a view of
+    the log, in which splits that are not named are whole; the log itself if all of it fits.
     """
     parts = {
         split: _sample(dataset, split, most, np.random.default_rng([seed, SPLITS.index(split)]))
@@ -279,9 +261,9 @@ def sample_to_fit(dataset: Dataset, splits: Sequence[str], most_rows: float) -> 
     """Sample the queries of some splits, in proportion to their sizes, if they have more than `most_rows` rows."""
     rows = {split: dataset.rows(split) for split in splits}
     share = most_rows / max(1, sum(rows.values()))
-    return (
-        dataset if share >= 1 else sample_queries(dataset, {split: int(share * each) for split, each in rows.items()})
-    )
+    if share >= 1:
+        return dataset
+    return sample_queries(dataset, {split: int(share * each) for split, each in rows.items()})
 
 
 def _sample(dataset: Dataset, split: str, most_rows: int, rng: np.random.Generator) -> SplitView:
@@ -328,16 +310,10 @@ def _rows_of(dataset: Dataset, groups: Sequence[RowGroup]) -> NDArray[np.int64]:
     for path, of_file in groupby(groups, lambda group: group.path):
         with _opened(path) as file:
             metadata = file.metadata
-            rows += [
-                _count_positions(metadata.row_group(group.number))
-                if group.keep is None
-                else int(dataset.read(group, ["position"]).offsets[-1])
-                for group in of_file
-            ]
+            paths = [column.path.split(".")[0] for column in file.schema]
+            for group in of_file:
+                if group.keep is None:  # as no list is empty, there is one position per impression
+                    rows.append(metadata.row_group(group.number).column(paths.index("position")).num_values)
+                else:
+                    rows.append(int(dataset.read(group, ["position"]).offsets[-1]))
     return np.array(rows, dtype=np.int64)
-
-
-def _count_positions(row_group: pq.RowGroupMetaData) -> int:
-    """Count the positions in a row group; as no list is empty, there is one per impression."""
-    columns = (row_group.column(number) for number in range(row_group.num_columns))
-    return int(next(column.num_values for column in columns if column.path_in_schema.split(".")[0] == "position"))

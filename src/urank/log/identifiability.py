@@ -40,11 +40,9 @@ class PositionGraph:
     Attributes:
         shared: `[K, K]`, the number of items seen at both positions; on the diagonal those seen at the position.
             None if K is above `MAX_SHARED`.
-        moved: The number of items seen at two positions or more.
-        items: The number of items.
+        moved, items: The number of items seen at two positions or more, and of all.
         evidence: `[K]`, the clicks on the weaker side of the link that joined each position.
-        joined: The positions (1-based) that are joined.
-        lost: The positions that were shown but are not joined.
+        joined, lost: The positions (1-based) that are joined, and those that were shown but are not.
     """
 
     shared: NDArray[np.int64] | None
@@ -107,14 +105,8 @@ def position_graph(
         counts = (seen.T @ seen).toarray()
         np.fill_diagonal(counts, seen_at)
         shared = (counts / share).round().astype(np.int64)
-    return PositionGraph(
-        shared=shared,
-        moved=round(int(moved.sum()) / share),
-        items=round(shape[0] / share),
-        evidence=evidence,
-        joined=[int(k) + 1 for k in np.flatnonzero(joined)],
-        lost=[int(k) + 1 for k in np.flatnonzero(shown & ~joined)],
-    )
+    places = [(np.flatnonzero(mask) + 1).tolist() for mask in (joined, shown & ~joined)]
+    return PositionGraph(shared, round(int(moved.sum()) / share), round(shape[0] / share), evidence, *places)
 
 
 def _column(matrix: Any, k: int) -> NDArray[np.float64]:
@@ -152,8 +144,7 @@ def position_confounding(
     many columns fewer lists are used, and of more than `MAX_COLUMNS` an even selection.
 
     Args:
-        rows: Rows sorted into lists.
-        offsets: The bounds of the lists.
+        rows, offsets: Rows sorted into lists, and the bounds of the lists.
         schema: The features.
         without: Features to leave out, such as outcomes of the click.
     """
@@ -183,20 +174,14 @@ def position_confounding(
     share = 1 - (rest / freedom) / (total / (freedom + rank))
     ratio = (explained / rank) / (rest / freedom) if rest > 0 else np.inf
     correlation = with_position / np.sqrt(n * total)
-    order = np.argsort(-np.abs(correlation))[:5]
-    return Confounding(
-        share=max(0.0, float(share)),
-        p_value=float(fdtrc(rank, freedom, ratio)),
-        rows=n,
-        strongest={names[i]: round(float(correlation[i]), 3) for i in order},
-    )
+    strongest = {names[i]: round(float(correlation[i]), 3) for i in np.argsort(-np.abs(correlation))[:5]}
+    return Confounding(max(0.0, float(share)), float(fdtrc(rank, freedom, ratio)), n, strongest)
 
 
 def _columns(rows: pl.DataFrame, schema: LogSchema, without: Collection[str]) -> list[tuple[str, str, str | None]]:
     """Return the columns of the design matrix: name, feature, and the value of a categorical one."""
-    columns: list[tuple[str, str, str | None]] = [
-        (name, name, None) for name in schema.named("numeric") if name not in without
-    ]
+    numeric = [name for name in schema.named("numeric") if name not in without]
+    columns: list[tuple[str, str, str | None]] = [(name, name, None) for name in numeric]
     for name in schema.named("categorical"):
         if name not in without:
             counts = rows[name].alias("value").drop_nulls().value_counts(name="n")
@@ -256,14 +241,14 @@ def click_outcomes(rows: pl.DataFrame, schema: LogSchema) -> list[str]:
     return found
 
 
-def heavy_tails(rows: pl.DataFrame, schema: LogSchema, factor: float = 100.0) -> dict[str, tuple[float, float]]:
-    """Return (99th percentile, maximum) of numeric features whose maximum magnitude exceeds `factor` percentiles."""
+def heavy_tails(rows: pl.DataFrame, schema: LogSchema) -> dict[str, tuple[float, float]]:
+    """Return (99th percentile, maximum) of numeric features whose maximum magnitude exceeds 100 such percentiles."""
     found = {}
     for name in schema.named("numeric"):
         x = np.abs(rows[name].drop_nans().to_numpy())
         if len(x):
             high, most = float(np.quantile(x, 0.99)), float(x.max())
-            if high > 0 and most > factor * high:
+            if high > 0 and most > 100 * high:
                 found[name] = (high, most)
     return found
 

@@ -60,22 +60,16 @@ class PositionRates:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts found in a log.
+    """The facts found in a log; `rows` to `items` and `features` are counts, and a list is one showing of a query.
 
     Attributes:
-        rows, clicks, queries, lists: Counts; a list is one showing of a query.
         items: Distinct items, None without item ids.
         alike: Without item ids, the share of lists in which two items have equal features (1 without features).
-        list_length: Mean and percentiles.
+        list_length, value: Mean and percentiles; of the value also the share of zeros.
         lists_without_click, lists_below_top, lists_with_gaps: Shares of lists without a click, with nothing at
             position 1, with gaps between the first and the last position.
-        features: The number of features.
         curve, by_policy, by_category: Click rate by position, overall and for the largest groups.
-        value: Mean and percentiles of the value, and the share of zeros.
         missing: Feature -> share of rows in which it is missing, if that ever happens.
-        confounding, confounding_by_policy: How well features predict the position.
-        outcomes, heavy_tails, id_like, losing_digits: Suspicious features.
-        interventions: The position graph.
         same_query_moves: How often an item was seen at two positions of one query.
     """
 
@@ -168,7 +162,17 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
     distinguishable = counters.has_item_ids or alike <= MAX_ALIKE
     graph = _position_graph(counters, cells, randomised, distinguishable=distinguishable)
     after_click = click_outcomes(sample, log.schema)
-    everything, by_policy = _confounding(sample, log.schema, _policies(cells, randomised), after_click)
+    largest = _largest(cells, "policy") if "policy" in cells.columns else []
+    by_list = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
+
+    def confounding(rows: pl.DataFrame) -> Confounding | None:
+        return position_confounding(rows, offsets_of_runs(rows[LIST].to_numpy()), log.schema, without=after_click)
+
+    by_policy = {
+        name: found
+        for name in dict.fromkeys([*largest, *sorted(randomised)])
+        if (found := confounding(by_list.filter(pl.col("policy") == name))) is not None
+    }
     value = None
     if "value" in log.schema.roles:
         values = sample["value"].to_numpy()
@@ -193,7 +197,7 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
         by_category=_rates_by(cells, "category"),
         value=value,
         missing=counters.missing(),
-        confounding=everything,
+        confounding=confounding(by_list),
         confounding_by_policy=by_policy,
         outcomes=after_click,
         heavy_tails=heavy_tails(sample, log.schema),
@@ -209,10 +213,8 @@ def _rates(cells: pl.DataFrame) -> PositionRates:
     by_position = cells.group_by("position").agg(pl.col("n", "clicks").sum()).sort("position")
     n, clicks = by_position["n"].to_numpy().astype(np.int64), by_position["clicks"].to_numpy()
     low, high = wilson_interval(clicks, n)
-    rate = (clicks / n).tolist()
-    return PositionRates(
-        by_position["position"].to_list(), n.tolist(), clicks.tolist(), rate, low.tolist(), high.tolist()
-    )
+    columns = (by_position["position"].to_numpy(), n, clicks, clicks / n, low, high)
+    return PositionRates(*(column.tolist() for column in columns))
 
 
 def _rates_by(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
@@ -220,17 +222,12 @@ def _rates_by(cells: pl.DataFrame, group: str) -> dict[str, PositionRates]:
     if group not in cells.columns:
         return {}
     named = cells.with_columns(pl.col(group).fill_null("missing"))
-    sizes = named.group_by(group).agg(pl.col("n").sum()).sort(["n", group], descending=[True, False])
-    return {name: _rates(named.filter(pl.col(group) == name)) for name in sizes[group].head(MAX_GROUPS).to_list()}
+    return {name: _rates(named.filter(pl.col(group) == name)) for name in _largest(named, group)}
 
 
-def _policies(cells: pl.DataFrame, randomised: Collection[str]) -> list[str]:
-    """Return the randomised policies and the largest of the others."""
-    if "policy" not in cells.columns:
-        return []
-    sizes = cells.drop_nulls("policy").group_by("policy").agg(pl.col("n").sum())
-    largest = sizes.sort(["n", "policy"], descending=[True, False])["policy"].head(MAX_GROUPS).to_list()
-    return list(dict.fromkeys([*largest, *sorted(randomised)]))
+def _largest(cells: pl.DataFrame, group: str) -> list[str]:
+    sizes = cells.drop_nulls(group).group_by(group).agg(pl.col("n").sum())
+    return list(sizes.sort(["n", group], descending=[True, False])[group].head(MAX_GROUPS))
 
 
 def _refuse_duplicate_positions(log: Log, counters: _Counters) -> None:
@@ -245,10 +242,9 @@ def _refuse_duplicate_positions(log: Log, counters: _Counters) -> None:
         if "session_id" in frame.columns:
             chosen &= stable_hash(frame["session_id"]) == np.uint64(session)
         parts.append(frame.filter(pl.Series(chosen)))
-    rows = pl.concat(parts)
-    rows = rows.filter(pl.col("position").is_duplicated()).sort("position", ROW)
-    ids = rows["session_id"].to_list() if "session_id" in rows.columns else [None] * rows.height
-    raise log.duplicate_position_error(rows["query_id"][0], ids[0], rows["position"][0], rows[ROW].head(2).to_list())
+    raise log.duplicate_position_error(
+        pl.concat(parts).filter(pl.col("position").is_duplicated()).sort("position", ROW).head(2)
+    )
 
 
 def _position_graph(
@@ -267,17 +263,6 @@ def _position_graph(
     number = pairs[ITEM].rle_id().to_numpy().astype(np.int64)
     position, clicks = pairs["position"].to_numpy().astype(np.int64), pairs["clicks"].to_numpy()
     return position_graph(number, position, clicks, random_clicks, shown=shown, share=share)
-
-
-def _confounding(
-    sample: pl.DataFrame, schema: LogSchema, policies: Collection[str], without: Collection[str]
-) -> tuple[Confounding | None, dict[str, Confounding]]:
-    def of(rows: pl.DataFrame) -> Confounding | None:
-        return position_confounding(rows, offsets_of_runs(rows[LIST].to_numpy()), schema, without=without)
-
-    sample = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
-    by_policy = {name: of(sample.filter(pl.col("policy") == name)) for name in policies}
-    return of(sample), {name: found for name, found in by_policy.items() if found is not None}
 
 
 def _quantiles(x: NDArray[Any], percents: tuple[int, ...]) -> dict[str, float]:
@@ -308,9 +293,7 @@ class _KeySample:
     """
 
     def __init__(self, key: str, most: int, fewest: int = 1) -> None:
-        self.key = key
-        self.most = most
-        self.fewest = fewest
+        self.key, self.most, self.fewest = key, most, fewest
         self.limit = 2**64 - 1
         self._parts: list[pl.DataFrame] = []
         self._rows = 0
@@ -318,8 +301,13 @@ class _KeySample:
     def add(self, frame: pl.DataFrame) -> None:
         self._parts.append(self._kept(frame))
         self._rows += self._parts[-1].height
-        if self._rows > self.most:
+        if self._rows > self._enough:
             self.cut()
+
+    @property
+    def _enough(self) -> int:
+        """Rows above which parts are joined."""
+        return self.most
 
     def cut(self) -> pl.DataFrame:
         """Return all rows in one frame, halving the keys as long as there are too many rows."""
@@ -350,15 +338,11 @@ class _GroupedSums(_KeySample):
 
     def __init__(self, keys: list[str], most: int = 2**62, fewest: int = 1, **how: str) -> None:
         super().__init__(keys[0], most, fewest)
-        self.keys = keys
-        self.how = how
-        self._merged = 0
+        self.keys, self.how, self._merged = keys, how, 0
 
-    def add(self, frame: pl.DataFrame) -> None:
-        self._parts.append(self._kept(frame))
-        self._rows += self._parts[-1].height
-        if self._rows > self._merged + MERGE_ROWS:
-            self.cut()
+    @property
+    def _enough(self) -> int:
+        return self._merged + MERGE_ROWS
 
     def cut(self) -> pl.DataFrame:
         frame = super().cut()
@@ -376,8 +360,7 @@ class _Counters:
     """The counters of `inspect`, filled a batch at a time."""
 
     def __init__(self, schema: LogSchema) -> None:
-        self.schema = schema
-        self.rows = 0
+        self.schema, self.rows = schema, 0
         self.groups = [name for name in ("policy", "category") if name in schema.roles]
         self.has_item_ids = "item_id" in schema.roles
         self._has_items = self.has_item_ids or bool(schema.features)
@@ -399,30 +382,25 @@ class _Counters:
             sessions = stable_hash(frame["session_id"])
             lists = _paired(queries, sessions)
         frame = frame.with_columns(pl.Series(QUERY, queries), pl.Series(SESSION, sessions), pl.Series(LIST, lists))
-        if self._has_items:
-            frame = frame.with_columns(self._item(frame))
+        if self.has_item_ids:
+            frame = frame.with_columns(pl.Series(ITEM, stable_hash(frame["item_id"])))
+        elif self._has_items:
+            names = [feature.name for feature in self.schema.features]
+            frame = frame.with_columns(pl.struct(names).hash(seed=0).alias(ITEM))
         n, clicks = pl.len().alias("n"), pl.col("click").cast(pl.Int64).sum().alias("clicks")
         top, bottom = pl.col("position").min().alias("top"), pl.col("position").max().alias("bottom")
         self._cells.add(frame.group_by("position", *self.groups).agg(n, clicks))
         bit = pl.lit(2, pl.UInt64).pow((pl.col("position") - 1).clip(0, EXACT_POSITIONS - 1).cast(pl.UInt32))
         narrow = clicks.cast(pl.UInt32)
         self._lists.add(frame.group_by(QUERY, SESSION).agg(n, narrow, top, bottom, bit.sum().alias("bits")))
-        self._missing.append(self._count_missing(frame))
+        missing = [pl.col(name).is_nan().sum() for name in self.schema.named("numeric")]
+        missing += [pl.col(name).null_count() for name in self.schema.named("categorical")]
+        self._missing.append(frame.select(missing))
         self._sample.add(frame)
         if self._has_items:
             self._pairs.add(frame.group_by(ITEM, "position").agg(clicks))
             move = pl.Series(_MOVE, _paired(frame[ITEM].to_numpy(), queries))
             self._moves.add(frame.select(move, "position").group_by(_MOVE).agg(top, bottom))
-
-    def _item(self, frame: pl.DataFrame) -> pl.Series:
-        if self.has_item_ids:
-            return pl.Series(ITEM, stable_hash(frame["item_id"]))
-        names = [feature.name for feature in self.schema.features]
-        return frame.select(pl.struct(names).hash(seed=0).alias(ITEM))[ITEM]
-
-    def _count_missing(self, frame: pl.DataFrame) -> pl.DataFrame:
-        numeric = [pl.col(name).is_nan().sum() for name in self.schema.named("numeric")]
-        return frame.select(*numeric, *[pl.col(name).null_count() for name in self.schema.named("categorical")])
 
     def cells(self) -> pl.DataFrame:
         """Return impressions `n` and `clicks` by position, policy and category."""
@@ -443,8 +421,7 @@ class _Counters:
         deep = pl.col("n") > pl.col("bottom") - pl.col("top") + 1
         found = lists.filter(deep | (shallow & (bits != pl.col("n")))).sort(QUERY, SESSION).head(1)
         if not found.height:
-            sample = self.sample()
-            found = sample.filter(pl.struct(QUERY, SESSION, "position").is_duplicated()).head(1)
+            found = self.sample().filter(pl.struct(QUERY, SESSION, "position").is_duplicated()).head(1)
         return (int(found[QUERY][0]), int(found[SESSION][0])) if found.height else None
 
     def missing(self) -> dict[str, float]:
@@ -487,48 +464,41 @@ def _paired(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 
 def _assess(facts: Facts, randomised: Collection[str]) -> LogVerdict:
     """Derive the verdict from the facts."""
-    level, sentence, reasons, advice = _learnable(facts, randomised)
+    sentence, reasons, advice = _learnable(facts, randomised)
+    level: Level = "learnable" if sentence == "learnable" else "partly learnable"
+    if sentence.startswith("not"):
+        level = "not learnable"
     found = [*_list_warnings(facts), *_feature_warnings(facts), *_confounding_warnings(facts, randomised)]
     warnings = [warning for warning, _ in found]
     return LogVerdict(level, sentence, reasons, warnings, advice + [more for _, more in found if more])
 
 
-def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, list[str], list[str]]:
-    graph = facts.interventions
-    curve = facts.curve
+def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[str, list[str], list[str]]:
+    """Return the sentence of the verdict, its reasons, and advice."""
+    graph, curve = facts.interventions, facts.curve
     if facts.clicks == 0:
         advice = ["check the column that plays 'click' (--column click=NAME)"]
-        return "not learnable", "not learnable: nothing was ever clicked", [], advice
+        return "not learnable: nothing was ever clicked", [], advice
     if len(curve.position) == 1:
-        return (
-            "not learnable",
-            f"not learnable: everything was shown at position {curve.position[0]}",
-            [],
-            ["check the column that plays 'position' (--column position=NAME)"],
-        )
+        advice = ["check the column that plays 'position' (--column position=NAME)"]
+        return f"not learnable: everything was shown at position {curve.position[0]}", [], advice
     reasons = [_reason(facts, graph)]
+    show = "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy"
     if randomised:
         reasons.append(f"the order of policy {', '.join(sorted(randomised))} was random, so its positions compare")
-    elsewhere = ["add the log of a second ranker that orders differently"]
-    if randomised:
-        elsewhere.insert(0, "show more of the traffic in random order, down to the last position")
-    else:
-        elsewhere.insert(
-            0,
-            "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy",
-        )
+        show = "show more of the traffic in random order, down to the last position"
+    advice = [show, "add the log of a second ranker that orders differently"]
     if facts.items is None:
-        elsewhere.insert(0, "add the item's id (--column item_id=NAME): without it only its features identify an item")
+        advice.insert(0, "add the item's id (--column item_id=NAME): without it only its features identify an item")
     if not facts.distinguishes_items and not randomised:
-        return "not learnable", "not learnable: items cannot be distinguished", reasons, elsewhere
+        return "not learnable: items cannot be distinguished", reasons, advice
     if graph.moved == 0 and not randomised:
-        sentence = "not learnable: every item was always shown at the same position"
-        return "not learnable", sentence, reasons, elsewhere
+        return "not learnable: every item was always shown at the same position", reasons, advice
     if len(graph.joined) < 2:
         sentence = f"not learnable: no two positions share items with {MIN_CLICKS} clicks or more on each side"
-        return "not learnable", sentence, reasons, ["collect more clicks", *elsewhere]
+        return sentence, reasons, ["collect more clicks", *advice]
     if not graph.lost:
-        return "learnable", "learnable", reasons, []
+        return "learnable", reasons, []
     impressions = dict(zip(curve.position, curve.impressions, strict=True))
     covered = sum(impressions[k] for k in graph.joined) / facts.rows
     lost = _positions(graph.lost)
@@ -536,8 +506,8 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
     reasons.append(f"{lost} {has} too few clicks on items (or random lists) that were also shown elsewhere")
     if covered < 0.5:
         sentence = f"not learnable: only {_positions(graph.joined)} can be compared, {covered:.0%} of the impressions"
-        return "not learnable", sentence, reasons, elsewhere
-    return "partly learnable", f"learnable, but {lost} {rest} on extrapolation", reasons, elsewhere
+        return sentence, reasons, advice
+    return f"learnable, but {lost} {rest} on extrapolation", reasons, advice
 
 
 def _positions(numbers: list[int]) -> str:
@@ -546,21 +516,16 @@ def _positions(numbers: list[int]) -> str:
 
 def _reason(facts: Facts, graph: PositionGraph) -> str:
     if not facts.distinguishes_items:
-        why = (
-            "it has neither item ids nor features"
-            if facts.features == 0
-            else f"in {facts.alike:.0%} of the lists two items have the same features"
+        same = f"in {facts.alike:.0%} of the lists two items have the same features"
+        return (
+            f"the log does not distinguish items: {same if facts.features else 'it has neither item ids nor features'}"
         )
-        return f"the log does not distinguish items: {why}"
     what = "items" if facts.items is not None else "items (distinguished by their features, as there is no item_id)"
     if graph.moved == 0:
         return f"none of the {graph.items:,} {what} was seen at two positions"
-    here = facts.same_query_moves
-    context = (
-        "none of them within one query, so context and position must be told apart by the features"
-        if here == 0
-        else f"{here:,} times within one query"
-    )
+    context = "none of them within one query, so context and position must be told apart by the features"
+    if facts.same_query_moves:
+        context = f"{facts.same_query_moves:,} times within one query"
     return f"{graph.moved:,} of {graph.items:,} {what} were seen at two positions or more, {context}"
 
 

@@ -7,12 +7,12 @@ any order: rows are first scattered into buckets on disk by the hash of their qu
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
 from urank.log.columns import QUERY, ROW, SESSION, LogSchema
-from urank.log.dataset import PREPARED_VERSION, shown_positions
+from urank.log.dataset import PREPARED_VERSION, one_array, shown_positions
 from urank.log.ragged import offsets_of_runs
 from urank.log.reader import Log
 from urank.log.splits import SPLITS, check_shares, split_by_hash, split_by_time, stable_hash
@@ -37,17 +37,8 @@ MAX_CATEGORIES = 100_000
 """Of a feature with more categories the rarest are dropped, and `more_categories` is set."""
 
 _LIST_LEVEL = ("query_id", "session_id")
-_MOMENTS = pl.Schema(
-    {
-        "name": pl.String,
-        "missing": pl.Int64,
-        "known": pl.Int64,
-        "sum": pl.Float64,
-        "squares": pl.Float64,
-        "min": pl.Float64,
-        "max": pl.Float64,
-    }
-)
+_COUNTED, _SUMMED = ("missing", "known"), ("sum", "squares", "min", "max")
+_MOMENTS = pl.Schema({"name": pl.String} | dict.fromkeys(_COUNTED, pl.Int64) | dict.fromkeys(_SUMMED, pl.Float64))
 _COUNTS = pl.Schema({"category": pl.String, "count": pl.Int64})
 
 SplitRule = Callable[[NDArray[np.uint64], NDArray[np.int64] | None], NDArray[np.uint8]]
@@ -83,7 +74,9 @@ def prepare(
     """
     last = validate_arguments(log, folder, split, valid, test, positions)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
-        with _scratch(target) as scratch, Buckets(scratch, log.row_bytes, bucket_bytes, log.size) as buckets:
+        # Buckets go into the target, which has room, or to a local folder if the target is remote.
+        scratch = tempfile.TemporaryDirectory(prefix="urank-") if is_remote(target) else nullcontext(target)
+        with scratch as place, Buckets(Path(place) / "_buckets", log.row_bytes, bucket_bytes, log.size) as buckets:
             times: list[pl.DataFrame] = []
             for frame, done in prefetch(log.batches()):
                 if last is not None:
@@ -119,16 +112,6 @@ def validate_arguments(
     if split == "time" and "timestamp" not in log.schema.roles:
         raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
     return positions if positions is not None else shown_positions(log.name)
-
-
-@contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
-    """Yield a folder for buckets: within the target, which has room, or a local one if the target is remote."""
-    if not is_remote(target):
-        yield target / "_buckets"
-        return
-    with tempfile.TemporaryDirectory(prefix="urank-") as name:
-        yield Path(name) / "_buckets"
 
 
 def refuse_unseen_clicks(log: Log, frame: pl.DataFrame, last: int) -> None:
@@ -172,14 +155,7 @@ class Buckets:
     """
 
     def __init__(self, folder: Path, row_bytes: int, bucket_bytes: int, source_bytes: int = 0) -> None:
-        """Create an empty set of buckets.
-
-        Args:
-            folder: Folder of the files, created if needed.
-            row_bytes: Bytes of a row.
-            bucket_bytes: Limit of a bucket.
-            source_bytes: Expected size of the source, if known; it may be compressed.
-        """
+        """Create an empty set of buckets of at most `bucket_bytes`; the source, of a known size, may be compressed."""
         self.folder = folder
         self._max_rows = max(1, bucket_bytes // row_bytes)
         self._count = min(MAX_BUCKETS, max(MIN_BUCKETS, 2 * source_bytes // bucket_bytes))
@@ -191,14 +167,10 @@ class Buckets:
     def __enter__(self) -> Buckets:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
-        for path in self.folder.glob("*.arrow"):
-            path.unlink()
         if self.folder.exists():
-            self.folder.rmdir()
+            shutil.rmtree(self.folder)
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add rows that have the hash of their query in the column `QUERY`."""
@@ -306,7 +278,10 @@ def write_bucket(
     if (starts != _starts(frame, ids)).any():  # two ids share a hash: sort by the ids themselves
         frame = frame.sort([*ids, "position"])
         starts = _starts(frame, ids)
-    _refuse_duplicate_positions(log, frame, starts)
+    position = frame["position"].to_numpy()
+    again = np.flatnonzero(~starts[1:] & (position[1:] == position[:-1]))
+    if len(again):
+        raise log.duplicate_position_error(frame[again[0] : again[0] + 2])
     offsets = np.append(np.flatnonzero(starts), frame.height).astype(np.int64)
     latest = None
     if "timestamp" in frame.columns:
@@ -327,18 +302,7 @@ def write_bucket(
 def _starts(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
     """Return true for each row that differs from the one before it in any of the columns."""
     changed = pl.any_horizontal(pl.col(column) != pl.col(column).shift(1) for column in columns)
-    starts: NDArray[np.bool_] = frame.select(changed.fill_null(True).alias("s"))["s"].to_numpy()
-    return starts
-
-
-def _refuse_duplicate_positions(log: Log, frame: pl.DataFrame, starts: NDArray[np.bool_]) -> None:
-    position = frame["position"].to_numpy()
-    again = np.flatnonzero(~starts[1:] & (position[1:] == position[:-1]))
-    if len(again):
-        row = int(again[0])
-        session = frame["session_id"][row] if "session_id" in frame.columns else None
-        rows = frame[ROW][row : row + 2].to_list()
-        raise log.duplicate_position_error(frame["query_id"][row], session, int(position[row]), rows)
+    return np.asarray(frame.select(changed.fill_null(True)).to_series().to_numpy())
 
 
 def _list_table(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
@@ -347,8 +311,7 @@ def _list_table(rows: pl.DataFrame, bounds: NDArray[np.int64]) -> pa.Table:
     offsets = pa.array(bounds, type=pa.int32())
     columns: dict[str, Any] = {}
     for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        values = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        values = one_array(table.column(name))
         if name == "timestamp":  # that of the latest item, so that preparing the result again gives the same split
             columns[name] = pa.array(np.maximum.reduceat(values.to_numpy(), bounds[:-1]))
         elif name in _LIST_LEVEL:
@@ -362,15 +325,12 @@ class SplitWriter:
     """Write the lists of one split in a background thread, as row groups and files of even size."""
 
     def __init__(self, folder: Path, background: ThreadPoolExecutor, prefix: str = "part-") -> None:
-        self.folder = folder
-        self.prefix = prefix
-        self._background = background
+        self.folder, self.prefix, self._background = folder, prefix, background
+        self.files: list[str] = []
         self._pending: Future[None] | None = None
         self._waiting: list[pa.Table] = []
-        self._waiting_bytes = 0
         self._writer: Any = None
-        self._file_bytes = 0
-        self.files: list[str] = []
+        self._waiting_bytes = self._file_bytes = 0
 
     def write(self, table: pa.Table) -> None:
         """Add a table of any size; it is written once a row group is full."""
@@ -432,15 +392,11 @@ def _text_paths(table: pa.Table) -> list[str]:
 class DatasetSummary:
     """Counts and statistics of a prepared log, gathered a bucket at a time. Feature statistics are those of train.
 
-    Attributes:
-        last: Items below this position were not shown; None if all were.
-        positions: K, the last position at which anything was shown; 0 as long as nothing was.
+    Items below position `last` were not shown, None if all were; `positions` is K, the last at which anything was.
     """
 
     def __init__(self, schema: LogSchema, last: int | None = None) -> None:
-        self.schema = schema
-        self.last = last
-        self.positions = 0
+        self.schema, self.last, self.positions = schema, last, 0
         counted = ("queries", "lists", "rows", *(() if last is None else ("shown",)), "clicks")
         self.counts = {name: dict.fromkeys(counted, 0) for name in SPLITS}
         self._numeric: list[pl.DataFrame] = []
@@ -477,14 +433,10 @@ class DatasetSummary:
 
     def to_json(self) -> str:
         """Serialise what was gathered so far, for `join`."""
-        state = {
-            "positions": self.positions,
-            "counts": self.counts,
-            "numeric": [frame.to_dict(as_series=False) for frame in self._numeric],
-            "categories": {name: frame.to_dict(as_series=False) for name, frame in self._categories.items()},
-            "cut": sorted(self._cut),
-        }
-        return json.dumps(state)
+        numeric = [frame.to_dict(as_series=False) for frame in self._numeric]
+        categories = {name: frame.to_dict(as_series=False) for name, frame in self._categories.items()}
+        features = {"numeric": numeric, "categories": categories, "cut": sorted(self._cut)}
+        return json.dumps({"positions": self.positions, "counts": self.counts, **features})
 
     def join(self, other: str) -> None:
         """Add what another summary gathered, as returned by `to_json`."""
@@ -517,31 +469,19 @@ class DatasetSummary:
 
 
 def _moments(values: pl.Series) -> pl.DataFrame:
-    known = pl.col("x").drop_nans()
-    return (
-        pl.DataFrame({"x": values})
-        .select(
-            pl.lit(values.name).alias("name"),
-            pl.col("x").is_nan().sum().alias("missing"),
-            known.count().alias("known"),
-            known.cast(pl.Float64).sum().alias("sum"),
-            (known.cast(pl.Float64) ** 2).sum().alias("squares"),
-            known.min().alias("min"),
-            known.max().alias("max"),
-        )
-        .cast(_MOMENTS)
-    )
+    known = values.drop_nans()
+    wide = known.cast(pl.Float64)
+    counts = {"missing": len(values) - len(known), "known": len(known)}
+    sums = {"sum": wide.sum(), "squares": (wide**2).sum(), "min": known.min(), "max": known.max()}
+    return pl.DataFrame([{"name": values.name} | counts | sums], schema=_MOMENTS)
 
 
 def _combine_moments(parts: list[pl.DataFrame]) -> dict[str, dict[str, float | int | None]]:
     """Return count of missing values, mean, standard deviation, minimum and maximum of each feature."""
     if not parts:
         return {}
-    totals = (
-        pl.concat(parts)
-        .group_by("name")
-        .agg(pl.col("missing", "known", "sum", "squares").sum(), pl.col("min").min(), pl.col("max").max())
-    )
+    sums = pl.col("missing", "known", "sum", "squares").sum()
+    totals = pl.concat(parts).group_by("name").agg(sums, pl.col("min").min(), pl.col("max").max())
     result: dict[str, dict[str, float | int | None]] = {}
     for row in totals.iter_rows(named=True):
         mean = std = None
@@ -562,13 +502,8 @@ def write_schema(target: Path, log: Log, summary: DatasetSummary, split: dict[st
     """Write `schema.json`, which makes a folder a prepared log, and return its content."""
     if not summary.positions:
         raise DataError(f"positions must be at least the lowest position of {log.name}; got {summary.last}")
-    description = {
-        "format": "urank prepared log",
-        "version": PREPARED_VERSION,
-        "source": log.name,
-        "split": split,
-        **summary.to_dict(),
-    }
+    kind = {"format": "urank prepared log", "version": PREPARED_VERSION}
+    description = {**kind, "source": log.name, "split": split, **summary.to_dict()}
     text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
     (target / "schema.json").write_text(text + "\n", encoding="utf-8")
     return description

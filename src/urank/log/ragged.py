@@ -47,8 +47,7 @@ def where_items(offsets: NDArray[np.int64], width: int | None = None) -> NDArray
     width = int(lengths.max(initial=0)) if width is None else width
     if lengths.max(initial=0) > width:
         raise ValueError(f"width must be at least the longest list, {lengths.max()}; got {width}")
-    mask: NDArray[np.bool_] = np.arange(width) < lengths[:, None]
-    return mask
+    return np.asarray(np.arange(width) < lengths[:, None])
 
 
 def pad(values: NDArray[Any], offsets: NDArray[np.int64], *, fill: float = 0, width: int | None = None) -> NDArray[Any]:
@@ -95,8 +94,7 @@ def positions_by_score(scores: NDArray[Any], *, where: NDArray[np.bool_] | None 
     """
     order = order_by_score(scores, where=where)
     positions = np.empty_like(order)
-    lists = np.arange(len(order))[:, None]
-    positions[lists, order] = np.arange(1, order.shape[-1] + 1)
+    positions[np.arange(len(order))[:, None], order] = np.arange(1, order.shape[-1] + 1)
     return positions
 
 

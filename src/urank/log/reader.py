@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from urank.errors import DataError
-from urank.log.columns import TEXT_ROLES, LogSchema, RowName, is_index
+from urank.log.columns import ROW, TEXT_ROLES, LogSchema, RowName, is_index
 from urank.log.svmlight import is_letor
 from urank.storage import glob_files, is_path, is_remote, open_parquet, to_path
 
@@ -44,8 +44,6 @@ class Log:
     """An impression log that can be read repeatedly, a batch at a time.
 
     Attributes:
-        name: Name in errors and reports.
-        schema: The role or feature kind of each column.
         sources: The files, or the table in memory.
         floats: Columns that are fractional in some file, so that whole numbers of other files become floats.
     """
@@ -57,17 +55,14 @@ class Log:
 
     @property
     def files(self) -> int:
-        """The number of files."""
         return len(self.sources)
 
     @property
     def size(self) -> int:
-        """The bytes of the source."""
         return sum(source.size for source in self.sources)
 
     @cached_property
     def row_name(self) -> RowName:
-        """Describes rows in error messages."""
         return RowName([source.name for source in self.sources])
 
     @property
@@ -91,12 +86,7 @@ class Log:
         return fixed + round(letters / first.height), first.height / min(raw.height, FIRST_ROWS)
 
     def batches(self, seen: Callable[[pl.DataFrame], None] | None = None, only: Sequence[int] | None = None) -> Rows:
-        """Read validated batches in canonical form.
-
-        Args:
-            seen: Called with each raw batch before it is converted.
-            only: Numbers of the files to read; all if None.
-        """
+        """Read validated batches in canonical form, of the files numbered `only`; `seen` is called with raw ones."""
         row_bytes, impressions = self._measured
         rows = max(1_000, int(BATCH_BYTES / row_bytes / impressions))
         empty = True
@@ -130,17 +120,15 @@ class Log:
         """Return the error for a log without rows."""
         return DataError(f"{self.name} is empty; a log needs at least one impression")
 
-    def duplicate_position_error(
-        self, query: str, session: str | None, position: int, rows: Collection[int]
-    ) -> DataError:
-        """Return the error for a list with a position twice, at the rows with these codes."""
-        earlier, later = sorted(rows)[:2]
-        where = f"is at {self.row_name(earlier)} and again at {self.row_name(later)}"
-        which = f"position {position} of query {query}"
-        if session is not None:
-            return DataError(f"a position must occur once in a list; {which}, session {session} {where}")
+    def duplicate_position_error(self, rows: pl.DataFrame) -> DataError:
+        """Return the error for a list with a position twice, given these two rows in canonical form."""
+        earlier, later = map(self.row_name, rows[ROW].sort())
+        where = f"is at {earlier} and again at {later}"
+        which = f"a position must occur once in a list; position {rows['position'][0]} of query {rows['query_id'][0]}"
+        if "session_id" in rows.columns:
+            return DataError(f"{which}, session {rows['session_id'][0]} {where}")
         advice = "if these are two showings, name their session with --column session_id=NAME"
-        return DataError(f"a position must occur once in a list; {which} {where} ({advice})")
+        return DataError(f"{which} {where} ({advice})")
 
 
 def read(
@@ -181,12 +169,9 @@ def read(
 
 @dataclass(kw_only=True)
 class TableSource:
-    """A table that is read in batches.
+    """A table of `size` bytes that is read in batches.
 
     Attributes:
-        name: Name in error messages.
-        dtypes: The columns with their types.
-        size: Bytes.
         rows: The number of rows, None if unknown.
         constants: Columns with one value throughout (hive partitions).
     """
@@ -201,11 +186,8 @@ class TableSource:
     def batches(self, columns: Sequence[str], rows: int, categories: Collection[str] = ()) -> Rows:
         """Read batches of at most about `rows` rows.
 
-        Args:
-            columns: The columns to read.
-            rows: The rows of a batch.
-            categories: Categorical columns. If a CSV column contains only marks of missing values such as NA, these
-                are kept as text in a categorical column, and are missing values in any other.
+        If a CSV column contains only marks of missing values such as NA, these are kept as text in a categorical
+        column, one of `categories`, and are missing values in any other.
         """
         own = [column for column in columns if column not in self.constants]
         missing = [pl.lit(None).alias(key) for key in own if self.dtypes[key] == pl.Null and key not in categories]
@@ -273,13 +255,8 @@ def open_table(table: Any, name: str, kind: str) -> TableSource:
 def table_frame(table: Any, name: str, kind: str) -> pl.DataFrame:
     """Convert a table of Polars, pandas or PyArrow to Polars.
 
-    Args:
-        table: The table.
-        name: Name of the table in error messages.
-        kind: What the table represents, as in "a log".
-
-    Raises:
-        DataError: If it is no such table, or has columns that cannot be converted, such as mixed types of pandas.
+    Raises a `DataError` about `name`, which is `kind` (as "a log"), if it is no such table, or has columns that cannot
+    be converted, such as mixed types of pandas.
     """
     if isinstance(table, pl.LazyFrame):
         return table.collect()
@@ -296,17 +273,14 @@ def table_frame(table: Any, name: str, kind: str) -> pl.DataFrame:
 
 
 def _arrow_frame(table: pa.Table | pa.RecordBatch, name: str) -> pl.DataFrame:
-    """Convert an Arrow table to Polars, decoding dictionaries.
-
-    Raises:
-        DataError: If two columns have one name, or Polars does not support a type.
-    """
+    """Convert an Arrow table to Polars, decoding dictionaries."""
     duplicates = [column for column, count in Counter(table.schema.names).items() if count > 1]
     if duplicates:
         raise DataError(f"{name} has two columns named '{duplicates[0]}'; rename one")
-    decoded = pa.schema(
-        [each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in table.schema]
-    )
+    fields = [
+        each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each for each in table.schema
+    ]
+    decoded = pa.schema(fields)
     try:
         return pl.DataFrame(pl.from_arrow(table if decoded.equals(table.schema) else table.cast(decoded)))
     except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
@@ -356,18 +330,16 @@ def _csv_file(path: Path, text: Collection[str] = ()) -> TableFile:
     types = {name: _arrow_type(dtype) for name, dtype in dtypes.items()}
 
     def rows_of(columns: Sequence[str], rows: int) -> Rows:
-        convert = pa.csv.ConvertOptions(
-            column_types=types, include_columns=list(columns), null_values=[""], strings_can_be_null=True
-        )
+        missing: dict[str, Any] = {"null_values": [""], "strings_can_be_null": True}
+        convert = pa.csv.ConvertOptions(column_types=types, include_columns=list(columns), **missing)
         parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         block = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
-        compressed = path.suffix == ".gz"
-        done = 0
+        done, step = 0, 0 if path.suffix == ".gz" else CSV_BLOCK_BYTES
         numbers = [_number(name).alias(name) for name in columns if retyped.get(name) == pl.Float64]
         try:
             with pa.csv.open_csv(path, read_options=block, parse_options=parse, convert_options=convert) as reader:
                 for batch in reader:
-                    done = min(size, done + (0 if compressed else CSV_BLOCK_BYTES))
+                    done = min(size, done + step)
                     frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(numbers)
                     for part in frame.iter_slices(rows):
                         yield part, done
@@ -451,12 +423,8 @@ def add_partitions(files: list[TableFile], source: str) -> list[TableFile]:
 def _merge_dtypes(files: Sequence[TableSource], free: Collection[str]) -> dict[str, pl.DataType]:
     """Merge the column types of all files; a file in which a column is empty does not determine its type.
 
-    Args:
-        files: The files.
-        free: Columns whose types need not agree, since they are read as text or left out.
-
-    Raises:
-        DataError: If the files do not agree on columns or types; whole and fractional numbers do agree.
+    Files must agree on columns and types, except those of `free`, which are read as text or left out. Whole and
+    fractional numbers do agree.
     """
     first = files[0]
     merged = dict(first.dtypes)

@@ -69,9 +69,7 @@ def _polynomials(
     ends = bounds - bounds[0]
     place = np.arange(len(data)) - np.repeat(ends[:-1], np.diff(ends))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data + np.uint64(1)) * powers[place], dtype=np.uint64)])
-    with np.errstate(over="ignore"):
-        polynomials: NDArray[np.uint64] = sums[ends[1:]] - sums[ends[:-1]]
-    return polynomials
+    return np.asarray(sums[ends[1:]] - sums[ends[:-1]])
 
 
 def check_shares(valid: float, test: float) -> None:

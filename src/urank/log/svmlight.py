@@ -40,9 +40,8 @@ class Letor:
 
     Attributes:
         features: `[rows, F]`; a feature missing from a line is 0, `NULL` is NaN.
-        label: `[rows]`, relevance from 0.
-        query: `[rows]`, query ids.
-        offsets: `[queries + 1]`; query `q` has the rows `offsets[q]` to `offsets[q + 1] - 1`.
+        label, query: `[rows]`, relevance from 0, and query ids.
+        offsets: `[queries + 1]`, the bounds of the queries.
         item: Document ids from the comments, None unless every line has one.
     """
 
@@ -88,9 +87,7 @@ def read_letor(source: str | Path | Sequence[str | Path], *, n_features: int | N
         source: Files, or folders of .txt, .dat, .svm, .letor and .gz files; gzip is recognised by its content.
         n_features: The width of the result; the highest index in the files if None.
 
-    Raises:
-        DataError: If a line is invalid (file and line are named), a file cannot be read or has no data, or two files
-            contain the same query: reading overlapping folds together would duplicate documents.
+    Two files with the same query are refused: reading overlapping folds together would duplicate documents.
     """
     if n_features is not None and n_features < 1:
         raise ConfigError(f"n_features must be a whole number from 1 up; got {n_features}")
@@ -211,9 +208,8 @@ def _parse(lines: list[str], limit: int) -> _ParsedLines | None:
         first, rule = min(broken, key=lambda each: (each[0], each[1] != _FORM))
         raise _InvalidLineError(rule, int(rows["number"][first]))
     item = None if rows["item"].null_count() else rows["item"]
-    return _ParsedLines(
-        grade.astype(np.float32), ids.astype(np.int64), item, row, feature.astype(np.int64), narrow, ascending
-    )
+    pairs_of = row, feature.astype(np.int64), narrow
+    return _ParsedLines(grade.astype(np.float32), ids.astype(np.int64), item, *pairs_of, ascending)
 
 
 def _number(text: pl.Expr) -> pl.Expr:
