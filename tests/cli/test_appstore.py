@@ -77,7 +77,7 @@ def test_the_configuration_makes_the_same_bytes_again_and_flags_come_before_it(
     ("arguments", "sentence"),
     [
         (("--users", 1), "users in the app store: input should be greater than or equal to 2; got 1"),
-        (("--bids", "1-10"), "--bids takes 2 numbers with colons between them; got '1-10'"),
+        (("--bids", "1-10"), "--bids takes 2 numbers separated by colons; got '1-10'"),
         (("--bids", "0:1"), "bids must be a lowest bid above 0 and a highest; got (0.0, 1.0)"),
         (
             ("--positions", 40, "--candidates", 20, "--apps", 400),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from urank.lab.visits import impressions_of, simulate_visits
 
 import urank.lab.live_test as module
+from benchmarks.ab_visits import impressions_of, simulate_visits
 from urank.abtest.analysis import analyse
 from urank.abtest.exposures import assign_arms, read_exposures
 from urank.lab.appstore import (
