@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -186,22 +186,16 @@ def _logged(trial: StoreTrial, bids: bool, report: Report) -> Orders:
     return _always(trial.test["position"].to_numpy().astype(np.int64))
 
 
-def _baseline(ranker: Baseline, *, weighted: bool = False) -> Scenario:
-    def train(trial: StoreTrial, bids: bool, report: Report) -> Orders:
-        options = {"propensity": trial.propensity if weighted else None, "report": report}
-        dataset = trial.dataset(bids=bids)
-        policy = experiment.baseline_policy(ranker, dataset, trial.featurizer, trial.config, **options)
-        return _always(policy.positions(trial.block(bids=bids)))
-
-    return train
+def _baseline(ranker: Baseline, weighted: bool, trial: StoreTrial, bids: bool, report: Report) -> Orders:
+    options = {"propensity": trial.propensity if weighted else None, "report": report}
+    dataset = trial.dataset(bids=bids)
+    policy = experiment.baseline_policy(ranker, dataset, trial.featurizer, trial.config, **options)
+    return _always(policy.positions(trial.block(bids=bids)))
 
 
-def _by_click_model(clicks: str, method: Method) -> Scenario:
-    def train(trial: StoreTrial, bids: bool, report: Report) -> Orders:
-        block = trial.block(bids=bids)
-        return _always(load_model(trial.folder / clicks).order(block.items, block.offsets, method=method))
-
-    return train
+def _by_click_model(clicks: str, method: Method, trial: StoreTrial, bids: bool, report: Report) -> Orders:
+    block = trial.block(bids=bids)
+    return _always(load_model(trial.folder / clicks).order(block.items, block.offsets, method=method))
 
 
 def _urank(trial: StoreTrial, bids: bool, report: Report) -> Orders:
@@ -235,16 +229,16 @@ def _true_ctr1(trial: StoreTrial, bids: bool, report: Report) -> Orders:
 
 STORE_METHODS: dict[str, StoreMethod] = {
     "store-logged": _method("as logged", "baseline", _logged),
-    "store-svm-none": _method("SVMRank, none", "baseline", _baseline("ranksvm"), cost=2.0),
-    "store-svm-truth": _method("SVMRank, ground truth", "baseline", _baseline("ranksvm", weighted=True), cost=2.0),
-    "store-lambdarank-none": _method("LambdaRank, none", "baseline", _baseline("lambdarank"), cost=4.0),
+    "store-svm-none": _method("SVMRank, none", "baseline", partial(_baseline, "ranksvm", False), cost=2.0),
+    "store-svm-truth": _method("SVMRank, ground truth", "baseline", partial(_baseline, "ranksvm", True), cost=2.0),
+    "store-lambdarank-none": _method("LambdaRank, none", "baseline", partial(_baseline, "lambdarank", False), cost=4.0),
     "store-lambdarank-truth": _method(
-        "LambdaRank, ground truth", "baseline", _baseline("lambdarank", weighted=True), cost=4.0
+        "LambdaRank, ground truth", "baseline", partial(_baseline, "lambdarank", True), cost=4.0
     ),
-    "store-dla": _method("DLA", "baseline", _baseline("dla"), cost=4.0),
-    "store-deepfm": _method("DeepFM", "baseline", _by_click_model("deepfm", "ctr1"), ("store-deepfm-model",)),
+    "store-dla": _method("DLA", "baseline", partial(_baseline, "dla", False), cost=4.0),
+    "store-deepfm": _method("DeepFM", "baseline", partial(_by_click_model, "deepfm", "ctr1"), ("store-deepfm-model",)),
     "store-urank": _method("U-rank", "ours", _urank, ("store-clicks",), 6.0),
-    "store-match": _method("U-rank matching", "ours", _by_click_model("clicks", "match"), ("store-clicks",)),
+    "store-match": _method("U-rank matching", "ours", partial(_by_click_model, "clicks", "match"), ("store-clicks",)),
     "store-match-cutoff": _method("U-rank matching for the cut-off", "ours", _match_for_the_cutoff, ("store-clicks",)),
     "store-ctr1-truth": _method("by the true CTR at 1", "oracle", _true_ctr1),
     "store-km": _method("KM (oracle model)", "oracle", _true_match),

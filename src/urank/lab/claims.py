@@ -70,7 +70,8 @@ def _figures(
     columns = {metric: by_seed[metric].to_numpy() for metric in metrics}
     p_value = {}
     for metric in metrics if rivals else ():
-        compared = [paired(values(key, metric + suffix), values(rival, metric + suffix)) for rival in rivals]
+        ours = values(key, metric + suffix)
+        compared = [paired(ours, values(rival, metric + suffix)) for rival in rivals]
         worse = all(difference.mean > 0 for difference in compared)
         p_value[metric] = float(np.max(holm([each.p_value for each in compared]))) if worse else 1.0
     mean = {metric: float(column.mean()) for metric, column in columns.items()}
@@ -105,9 +106,6 @@ def claims_over_seeds(claims: Callable[[pl.DataFrame], list[Claim]], results: pl
     return found
 
 
-# --- Table 1 ---------------------------------------------------------------------------------------------------------
-
-
 def method_rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -> list[MethodRow]:
     """Compute the rows of Table 1.
 
@@ -116,17 +114,12 @@ def method_rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -
     """
     published = published_metrics(dataset)
     values = partial(query_values, results)
-    return [
-        MethodRow(
-            key,
-            METHODS[key].name,
-            METHODS[key].kind,
-            *_figures(results, key, METRICS, _rivals(METHODS, key, keys), values),
-            published.get(key, {}),
-            _seconds(results, key),
-        )
-        for key in keys
-    ]
+    rows = []
+    for key in keys:
+        figures = _figures(results, key, METRICS, _rivals(METHODS, key, keys), values)
+        known = published.get(key, {}), _seconds(results, key)
+        rows.append(MethodRow(key, METHODS[key].name, METHODS[key].kind, *figures, *known))
+    return rows
 
 
 def query_values(results: pl.DataFrame, key: str, metric: str) -> NDArray[np.float64]:
@@ -182,14 +175,11 @@ def _propensity_claims(by_key: Mapping[str, MethodRow], ranker: str, name: str) 
     clicks = {variant: row.mean["#Click"] for variant, row in rows.items()}
     best = max(clicks, key=lambda variant: clicks[variant]) == "truth"
     second = clicks["truth"] > clicks["cpbm"] > clicks["randomised"]
+    useless = clicks["randomised"] <= clicks["none"]
     return [
         Claim(f"{name} with ground-truth propensities has the best utility of {name}'s variants", best, figures),
         Claim(f"{name} with CPBM is the second best of those with propensities, above Randomization", second, figures),
-        Claim(
-            f"Randomization fails to perform well: {name} earns no more with it than without",
-            clicks["randomised"] <= clicks["none"],
-            figures,
-        ),
+        Claim(f"Randomization fails to perform well: {name} earns no more with it than without", useless, figures),
     ]
 
 
@@ -199,8 +189,6 @@ def _more_clicks(text: str, better: MethodRow, worse: MethodRow, *, equal: bool 
     figures = f"#Click {one:.4f} against {other:.4f} of {worse.name}, {100 * gain:+.1f} %"
     return Claim(text, gain > 0 or (equal and gain == 0), figures)
 
-
-# --- Table 2 ---------------------------------------------------------------------------------------------------------
 
 _FAMILIES = {"urank-a1": "vector", "urank-a2": "position"}
 
@@ -232,9 +220,6 @@ def architecture_claims(rows: Sequence[ArchitectureRow]) -> list[Claim]:
         Claim("A2 achieves the better AUC", a2.test > a1.test, f"test AUC {a2.test:.4f} against {a1.test:.4f} of A1"),
         Claim("A1 leads to the higher utility", a1.clicks > a2.clicks, clicks),
     ]
-
-
-# --- Table 3 ---------------------------------------------------------------------------------------------------------
 
 
 def store_rows(results: pl.DataFrame, keys: Sequence[str]) -> list[StoreRow]:
@@ -313,8 +298,6 @@ def _same_order(values: ByList, rows: Sequence[StoreRow], metric: str) -> Claim:
     return Claim(f"the debiased {metric} orders the methods as the truth does", not reversed_pairs, figures)
 
 
-# --- Deviations from the paper ---------------------------------------------------------------------------------------
-
 _CHANGES = (
     (
         "the stable form of the loss in place of Eq. 9 as printed, with clipped scores",
@@ -338,9 +321,6 @@ def differences(results: pl.DataFrame, keys: Sequence[str]) -> list[Difference]:
             names = METHODS[before].name, METHODS[after].name
             found.append(Difference(text, *names, float(old.mean()), float(new.mean()), paired(new, old).p_value))
     return found
-
-
-# --- Figures 3 and 4 -------------------------------------------------------------------------------------------------
 
 
 def position_curves(folders: Sequence[Path], results: pl.DataFrame, keys: Sequence[str]) -> list[PositionCurve]:

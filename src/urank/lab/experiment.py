@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -191,18 +192,15 @@ class ComparedMethod(Generic[T, R]):
 def method_steps(methods: Mapping[str, ComparedMethod[T, R]], data: str) -> dict[str, ExperimentStep[T]]:
     """Return a step for each method, after the step `data`: train and judge it, and store its results."""
 
-    def run(key: str) -> Callable[[T, Report], None]:
-        def train_and_judge(trial: T, report: Report) -> None:
-            started = time.perf_counter()
-            trained = methods[key].train(trial, report)
-            seconds = time.perf_counter() - started
-            with new_file(trial.folder / "results" / f"{key}.parquet") as working:
-                trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
-
-        return train_and_judge
+    def train_and_judge(key: str, trial: T, report: Report) -> None:
+        started = time.perf_counter()
+        trained = methods[key].train(trial, report)
+        seconds = time.perf_counter() - started
+        with new_file(trial.folder / "results" / f"{key}.parquet") as working:
+            trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
 
     return {
-        key: ExperimentStep(run(key), f"results/{key}.parquet", (data, *method.needs), method.cost)
+        key: ExperimentStep(partial(train_and_judge, key), f"results/{key}.parquet", (data, *method.needs), method.cost)
         for key, method in methods.items()
     }
 

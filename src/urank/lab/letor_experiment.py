@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,7 @@ from urank.evaluation.click_quality import auc_metric
 from urank.evaluation.ranking_metrics import average_precision_metric, clicks_metric, ctr_metric, ndcg_metric
 from urank.lab import experiment
 from urank.lab.experiment import ComparedMethod, ExperimentConfig, ExperimentStep, Trial
+from urank.lab.experiment_results import MethodKind
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
 from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer, fit_featurizer
@@ -140,26 +141,22 @@ LetorMethod = ComparedMethod[LetorTrial, Policy]
 LetorStep = ExperimentStep[LetorTrial]
 
 
-def _baseline(ranker: Baseline, variant: str) -> Callable[[LetorTrial, Report], Policy]:
-    def train(trial: LetorTrial, report: Report) -> Policy:
-        propensity: Propensity | None = None
-        if variant == "truth":
-            propensity = Known(true_table(trial.truth))
-        elif variant != "none":
-            propensity = load_propensity(trial.folder / STEPS[variant].output)
-        options = {"trees": trial.config.trees, "propensity": propensity, "report": report}
-        return experiment.baseline_policy(ranker, trial.dataset, trial.featurizer, trial.config, **options)
-
-    return train
+def _baseline(ranker: Baseline, variant: str, trial: LetorTrial, report: Report) -> Policy:
+    propensity: Propensity | None = None
+    if variant == "truth":
+        propensity = Known(true_table(trial.truth))
+    elif variant != "none":
+        propensity = load_propensity(trial.folder / STEPS[variant].output)
+    options = {"trees": trial.config.trees, "propensity": propensity, "report": report}
+    return experiment.baseline_policy(ranker, trial.dataset, trial.featurizer, trial.config, **options)
 
 
-def _urank(clicks: str, settings: Callable[[ExperimentConfig], RankerConfig]) -> Callable[[LetorTrial, Report], Policy]:
-    def train(trial: LetorTrial, report: Report) -> Policy:
-        model = load_model(trial.folder / clicks).clicks
-        scorer, _ = fit_urank(trial.dataset, model, settings(trial.config), report=report)
-        return ModelPolicy("U-rank", RankingModel(model, scorer, "score"), "score")
-
-    return train
+def _urank(
+    clicks: str, settings: Callable[[ExperimentConfig], RankerConfig], trial: LetorTrial, report: Report
+) -> Policy:
+    model = load_model(trial.folder / clicks).clicks
+    scorer, _ = fit_urank(trial.dataset, model, settings(trial.config), report=report)
+    return ModelPolicy("U-rank", RankingModel(model, scorer, "score"), "score")
 
 
 def _urank_trees(trial: LetorTrial, report: Report) -> Policy:
@@ -203,20 +200,17 @@ def _weighted(
     ranker: Baseline, key: str, name: str, cost: float, variants: Sequence[str] = tuple(_VARIANTS)
 ) -> dict[str, LetorMethod]:
     """Return a ranker with several estimates of examination."""
-    return {
-        f"{key}-{variant}": LetorMethod(
-            f"{name}, {_VARIANTS[variant]}",
-            "oracle" if variant == "truth" else "baseline",
-            _baseline(ranker, variant),
-            needs=(variant,) if variant not in ("none", "truth") else (),
-            cost=cost,
-        )
-        for variant in variants
-    }
+    found = {}
+    for variant in variants:
+        kind: MethodKind = "oracle" if variant == "truth" else "baseline"
+        needs = (variant,) if variant not in ("none", "truth") else ()
+        label = f"{name}, {_VARIANTS[variant]}"
+        found[f"{key}-{variant}"] = LetorMethod(label, kind, partial(_baseline, ranker, variant), needs, cost)
+    return found
 
 
 def _ours(name: str, clicks: str, settings: Callable[[ExperimentConfig], RankerConfig]) -> LetorMethod:
-    return LetorMethod(name, "ours", _urank(clicks, settings), (clicks,), 4.0)
+    return LetorMethod(name, "ours", partial(_urank, clicks, settings), (clicks,), 4.0)
 
 
 def _faithful_but(**settings: str) -> Callable[[ExperimentConfig], RankerConfig]:
@@ -235,7 +229,7 @@ METHODS: dict[str, LetorMethod] = {
     **_weighted("ranksvm", "svm", "SVMRank", 1.0),
     **_weighted("lambdarank", "lambdarank", "LambdaRank", 2.0),
     **_weighted("lambdarank-trees", "lambdarank-trees", "LambdaRank trees", 2.0, ("none", "truth")),
-    "dla": LetorMethod("DLA", "baseline", _baseline("dla", "none")),
+    "dla": LetorMethod("DLA", "baseline", partial(_baseline, "dla", "none")),
     "deepfm": LetorMethod("DeepFM", "baseline", _by_click_model("clicks-deepfm", "ctr1"), ("clicks-deepfm",), 0.1),
     "ctr1": LetorMethod("CTR-1", "baseline", _by_click_model("clicks", "ctr1"), ("clicks",), 0.1),
     "urank-paper": _ours("U-rank as printed", "clicks-vector", lambda config: config.faithful),

@@ -40,6 +40,7 @@ FEATURE_NOISE = 0.1
 SATURATION = 4.0
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def generate_letor(
@@ -201,15 +202,8 @@ class SimulationConfig(Settings):
             raise ValueError(str(error)) from error
         return self
 
-    @property
-    def traffic_shares(self) -> tuple[float, ...]:
-        """The share of the sessions of each logger."""
-        return self.traffic or (1 / self.loggers,) * self.loggers
-
 
 ROW_GROUP_BYTES = 64 << 20
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,8 +229,7 @@ def simulate(config: SimulationConfig, report: Report = silent) -> Simulation:
     """Simulate documents, users, loggers, sessions and clicks.
 
     Raises:
-        DataError: when `config.data` cannot be read.
-        ConfigError: when the labels of the data do not fit the parameters of the oracle.
+        DataError, ConfigError: when `config.data` cannot be read, or its labels do not fit the oracle's parameters.
     """
     rng = dict(zip(_STREAMS, np.random.default_rng(config.seed).spawn(len(_STREAMS)), strict=True))
     report("simulate", 0, 4)
@@ -339,16 +332,9 @@ def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> 
         raise ConfigError(f"labels are grades from 0 to {MOST_LABEL}; {config.data or 'the data'} has {highest:g}")
     if label_max < highest:
         raise ConfigError(f"label_max must be at least the highest label in the data, {highest:g}; got {label_max:g}")
-    uses_features = config.user in ("item", "query")
-    return Oracle(
-        user=config.user,
-        positions=config.positions,
-        label_max=label_max,
-        weights=tuple(attention_weights(data.n_features, config.eta, rng).tolist()) if uses_features else (),
-        epsilon=config.epsilon,
-        denominator=config.denominator,
-        gamma=config.gamma,
-    )
+    weights = attention_weights(data.n_features, config.eta, rng).tolist() if config.user in ("item", "query") else ()
+    users: dict[str, Any] = {"epsilon": config.epsilon, "denominator": config.denominator, "gamma": config.gamma}
+    return Oracle(config.user, config.positions, label_max, tuple(weights), **users)
 
 
 def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: np.random.Generator) -> pl.DataFrame:
@@ -356,11 +342,8 @@ def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: 
     query = pl.Series("query_id", data.query[keep]).cast(pl.String)
     query = query if config.data is not None else "q" + query.str.zfill(6)
     number = np.arange(len(keep)) - data.offsets[list_ids(data.offsets)] + 1
-    columns: dict[str, Any] = {
-        "query_id": query,
-        "item_id": query + "-" + pl.Series(number[keep]).cast(pl.String),
-        "relevance": data.label[keep],
-    }
+    item = query + "-" + pl.Series(number[keep]).cast(pl.String)
+    columns: dict[str, Any] = {"query_id": query, "item_id": item, "relevance": data.label[keep]}
     if config.values is not None:
         columns["value"] = rng.uniform(*config.values, len(keep)).astype(np.float32)[keep]
     columns |= {f"f{j}": column for j, column in enumerate(np.ascontiguousarray(data.features[keep].T), start=1)}
@@ -386,7 +369,8 @@ def _log(
     truth: NDArray[np.float64],
     rng: dict[str, np.random.Generator],
 ) -> pl.DataFrame:
-    K, kind, share, traffic = config.positions, config.randomise, config.randomise_share, config.traffic_shares
+    K, kind, share = config.positions, config.randomise, config.randomise_share
+    traffic = config.traffic or (1 / config.loggers,) * config.loggers
     query, shown = list_ids(offsets), np.minimum(np.diff(offsets), config.positions)
     session_query = np.repeat(np.arange(len(shown)), config.sessions)
     session_shown = shown[session_query]
@@ -402,9 +386,8 @@ def _log(
     by_rank[of_logger, query[of_row], ranks[of_logger, of_row] - 1] = of_row
     row = by_rank[logger[session], session_query[session], base_rank - 1]
     position = place + 1
-    clicks = oracle.sample_clicks(
-        truth, position, np.concatenate([[0], np.cumsum(session_shown)]), rng["clicks"], rows=row
-    )
+    session_offsets = np.concatenate([[0], np.cumsum(session_shown)])
+    clicks = oracle.sample_clicks(truth, position, session_offsets, rng["clicks"], rows=row)
     propensity = logging_probability(ranks, shown[query], traffic, kind=kind, share=share, K=K)[row, place]
     names = [f"logger-{n + 1}" for n in range(len(traffic))]
     policies = pl.Series([*names, *(f"{name}+{kind}" for name in names)])

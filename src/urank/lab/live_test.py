@@ -375,13 +375,8 @@ def _verdict_table(judged: JudgedTest) -> Table:
 
 def _learned_table(judged: JudgedTest) -> Table:
     """The rankers that were trained during the test."""
-    learned = judged.run.learned
-    return Table.of_columns(
-        {
-            "arm": [each.arm for each in learned],
-            "from day": [str(each.day) for each in learned],
-            "model": [each.model for each in learned],
-            "impressions": [f"{each.impressions:,}" for each in learned],
-            "seconds": [number(each.seconds, 1) for each in learned],
-        }
-    )
+    rows = [
+        (each.arm, str(each.day), each.model, f"{each.impressions:,}", number(each.seconds, 1))
+        for each in judged.run.learned
+    ]
+    return Table(("arm", "from day", "model", "impressions", "seconds"), rows)

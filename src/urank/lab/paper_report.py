@@ -464,9 +464,6 @@ def _claims_that_hold(found: Reproduction) -> Iterator[str]:
     yield f"{listed} {verb} on this data" + (f" ({undecided} undecided)" if undecided else "")
 
 
-# --- Sections --------------------------------------------------------------------------------------------------------
-
-
 def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     """Yield the sections of the page."""
     run = f"{', '.join(found.what) or 'Nothing'}, on {found.data.removesuffix('.')}: {_size(found)}."
@@ -558,8 +555,6 @@ def _difference_table(found: Sequence[Difference]) -> Table:
     }
     return Table.of_columns(columns, words=("from", "to"))
 
-
-# --- Figures 3 and 4 -------------------------------------------------------------------------------------------------
 
 _MOST_NUMBERED = 12
 """With more items, the cells are too small for numbers."""
