@@ -7,77 +7,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from urank.cli.options import Json, Overwrite, Quiet, config_option, json_text, numbers, print_json
+from urank.cli.options import Overwrite, PrintOptions, command, json_text
 from urank.config import deep_merge, read_toml, validate
 from urank.errors import ConfigError
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
-from urank.lab.market import MarketConfig
-from urank.progress import bars
+from urank.lab.market import AbTestSchedule, MarketConfig
 
 if TYPE_CHECKING:
     from urank.lab.live_test import AbTestRun, JudgedTest
 
-
-_option = partial(config_option, SimulationConfig)
-_market_option = partial(config_option, MarketConfig)
-
 ConfigFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TOML with any of the keys below; flags take precedence.")
 ]
+AbTestFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="TOML with any of the keys below, and the tables market (users among them), production, clicks and "
+        "scorer; flags take precedence.",
+    ),
+]
+Randomise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND:SHARE",
+        rich_help_panel="Traffic",
+        help="Randomise a share of the sessions, as `swap:0.1`: **swap** with position 1, **adjacent** swap, "
+        "or full **shuffle**. Recorded in the log as `policy`, `propensity` and `ranked_position`.",
+    ),
+]
 
 
-def _given(context: typer.Context, model: type[SimulationConfig] | type[MarketConfig]) -> dict[str, Any]:
-    """Return the flags that set a field of the settings."""
-    flags = {name: context.params.get(name) for name in model.model_fields}
-    return {name: value for name, value in flags.items() if value is not None}
+def _output(content: str) -> Any:
+    return typer.Option("--output", "-o", metavar="DIR", help=f"Output folder for {content}.")
 
 
-def _print(text: str) -> None:
-    Console().print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+_SIMULATION = {
+    "Documents": "data queries features noise candidates values",
+    "Traffic": "positions sessions loggers traffic label_share",
+    "Users": "user eta epsilon gamma label_max denominator scaling",
+    "Truth": "truth valid test",
+    "Options": "seed",
+}
+_MARKET = {
+    "Users": "users visits tastes attention steepness thumbnails",
+    "Apps": "apps appeal drift bids",
+    "Traffic": "candidates positions days warmup_days random_days random_visits",
+    "Options": "seed",
+}
+_ABTEST = {"Options": "market.users share before during after retrain window method seed"}
 
 
+@command(SimulationConfig, panels=_SIMULATION)
 def simulate_command(
-    context: typer.Context,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Output folder for the log and its truth.")
-    ],
+    output: Annotated[Path, _output("the log and its truth")],
+    settings: dict[str, Any],
     config: ConfigFile = None,
-    data: Annotated[str | None, _option("data", panel="Documents", metavar="PATH")] = None,
-    queries: Annotated[int | None, _option("queries", panel="Documents")] = None,
-    features: Annotated[int | None, _option("features", panel="Documents")] = None,
-    noise: Annotated[float | None, _option("noise", panel="Documents")] = None,
-    candidates: Annotated[int | None, _option("candidates", panel="Documents")] = None,
-    values: Annotated[str | None, _option("values", panel="Documents", metavar="LOW:HIGH")] = None,
-    positions: Annotated[int | None, _option("positions", panel="Traffic")] = None,
-    sessions: Annotated[int | None, _option("sessions", panel="Traffic")] = None,
-    loggers: Annotated[int | None, _option("loggers", panel="Traffic")] = None,
-    traffic: Annotated[str | None, _option("traffic", panel="Traffic", metavar="SHARE:SHARE…")] = None,
-    label_share: Annotated[float | None, _option("label_share", panel="Traffic")] = None,
-    randomise: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND:SHARE",
-            rich_help_panel="Traffic",
-            help="Randomise a share of the sessions, as `swap:0.1`: **swap** with position 1, **adjacent** swap, "
-            "or full **shuffle**. Recorded in the log as `policy`, `propensity` and `ranked_position`.",
-        ),
-    ] = None,
-    user: Annotated[str | None, _option("user", panel="Users", metavar="item|query|pbm|cascade|trust")] = None,
-    eta: Annotated[float | None, _option("eta", panel="Users")] = None,
-    epsilon: Annotated[float | None, _option("epsilon", panel="Users")] = None,
-    gamma: Annotated[float | None, _option("gamma", panel="Users")] = None,
-    label_max: Annotated[float | None, _option("label_max", panel="Users")] = None,
-    denominator: Annotated[float | None, _option("denominator", panel="Users")] = None,
-    scaling: Annotated[str | None, _option("scaling", panel="Users", metavar="log|minmax|rank")] = None,
-    truth: Annotated[str | None, _option("truth", panel="Truth", metavar="test|all")] = None,
-    valid: Annotated[float | None, _option("valid", panel="Truth")] = None,
-    test: Annotated[float | None, _option("test", panel="Truth")] = None,
-    seed: Annotated[int | None, _option("seed")] = None,
+    randomise: Randomise = None,
     overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Simulate a click log whose truth is known, as in Section 5.2 of the paper.
 
@@ -88,67 +77,40 @@ def simulate_command(
 
     Example: `urank simulate -o sim --data mslr/train.txt --loggers 2 --randomise swap:0.05`
     """
-    given = _given(context, SimulationConfig) | _randomise(randomise)
-    given |= {"values": numbers("--values", values, 2)} if values is not None else {}
-    given |= {"traffic": numbers("--traffic", traffic)} if traffic is not None else {}
-    from_file = read_toml(config) if config is not None else {}
-    if data is not None or "data" in from_file:
-        ignored = next((key for key in ("queries", "features", "noise") if key in given), None)
-        if ignored is not None:
-            raise ConfigError(f"--{ignored} is for generated documents; with --data they come from the file")
-    checked = validate(SimulationConfig, from_file | given, str(config) if config is not None else "the simulation")
-    with bars(quiet=quiet or json) as report:
+    if randomise is not None:
+        kind, _, share = randomise.partition(":")
+        try:
+            settings |= {"randomise": kind, "randomise_share": float(share)}
+        except ValueError:
+            raise ConfigError(f"--randomise takes KIND:SHARE, as swap:0.1; got '{randomise}'") from None
+    values = (read_toml(config) if config is not None else {}) | settings
+    for key in ("queries", "features", "noise"):
+        if "data" in values and key in settings:
+            raise ConfigError(f"--{key} is for generated documents; with --data they come from the file")
+    checked = validate(SimulationConfig, values, str(config) if config is not None else "the simulation")
+    with printing.progress() as report:
         simulation = simulate(checked, report)
         write_simulation(simulation, output, overwrite=overwrite, report=report)
     log = simulation.log
-    lists, clicks = log["session_id"].n_unique(), int(log["click"].to_numpy().sum(dtype="int64"))
-    if json:
-        counts = {"impressions": log.height, "lists": lists, "queries": log["query_id"].n_unique(), "clicks": clicks}
-        summary = {"folder": str(output), **counts, "clicks_per_list": clicks / lists}
-        print_json({**summary, "config": checked.model_dump(mode="json")})
-    elif not quiet:
-        _print(
-            f"{log.height:,} impressions in {lists:,} lists of {log['query_id'].n_unique():,} queries, "
-            f"{clicks / lists:.3f} clicks per list, written to {output}"
-        )
+    lists, queries = log["session_id"].n_unique(), log["query_id"].n_unique()
+    clicks = int(log["click"].to_numpy().sum(dtype="int64"))
+    counts = {"impressions": log.height, "lists": lists, "queries": queries, "clicks": clicks}
+    document = {"folder": str(output), **counts, "clicks_per_list": clicks / lists}
+    printing.show(
+        document | {"config": checked.model_dump(mode="json")},
+        lambda console: None,
+        f"{log.height:,} impressions in {lists:,} lists of {queries:,} queries, "
+        f"{clicks / lists:.3f} clicks per list, written to {output}",
+    )
 
 
-def _randomise(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    kind, _, share = text.partition(":")
-    try:
-        return {"randomise": kind, "randomise_share": float(share)}
-    except ValueError:
-        raise ConfigError(f"--randomise takes KIND:SHARE, as swap:0.1; got '{text}'") from None
-
-
+@command(MarketConfig, panels=_MARKET)
 def appstore_command(
-    context: typer.Context,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Output folder for the logs and the truth.")
-    ],
+    output: Annotated[Path, _output("the logs and the truth")],
+    settings: dict[str, Any],
     config: ConfigFile = None,
-    users: Annotated[int | None, _market_option("users", panel="Users")] = None,
-    visits: Annotated[float | None, _market_option("visits", panel="Users")] = None,
-    tastes: Annotated[int | None, _market_option("tastes", panel="Users")] = None,
-    attention: Annotated[float | None, _market_option("attention", panel="Users")] = None,
-    steepness: Annotated[float | None, _market_option("steepness", panel="Users")] = None,
-    thumbnails: Annotated[float | None, _market_option("thumbnails", panel="Users")] = None,
-    apps: Annotated[int | None, _market_option("apps", panel="Apps")] = None,
-    appeal: Annotated[float | None, _market_option("appeal", panel="Apps")] = None,
-    drift: Annotated[float | None, _market_option("drift", panel="Apps")] = None,
-    bids: Annotated[str | None, _market_option("bids", panel="Apps", metavar="LOW:HIGH")] = None,
-    candidates: Annotated[int | None, _market_option("candidates", panel="Traffic")] = None,
-    positions: Annotated[int | None, _market_option("positions", panel="Traffic")] = None,
-    days: Annotated[int | None, _market_option("days", panel="Traffic")] = None,
-    warmup_days: Annotated[int | None, _market_option("warmup_days", panel="Traffic")] = None,
-    random_days: Annotated[int | None, _market_option("random_days", panel="Traffic")] = None,
-    random_visits: Annotated[int | None, _market_option("random_visits", panel="Traffic")] = None,
-    seed: Annotated[int | None, _market_option("seed")] = None,
     overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Simulate an app store whose truth is known, as in Section 6 of the paper.
 
@@ -176,63 +138,32 @@ def appstore_command(
 
     Example: `urank appstore -o store --users 5000`
     """
-    given = _given(context, MarketConfig)
-    given |= {"bids": numbers("--bids", bids, 2)} if bids is not None else {}
-    from_file = read_toml(config) if config is not None else {}
-    checked = validate(MarketConfig, from_file | given, str(config) if config is not None else "the app store")
+    values = (read_toml(config) if config is not None else {}) | settings
+    checked = validate(MarketConfig, values, str(config) if config is not None else "the app store")
     import torch  # slow to import
 
     from urank.lab.appstore import write_appstore
 
     torch.set_num_threads(1)  # sums in another order could have other bits
-    with bars(quiet=quiet or json) as report:
+    with printing.progress() as report:
         counts = write_appstore(checked, output, overwrite=overwrite, report=report)
     downloads = counts["downloads"] / max(counts["visits"], 1)
-    if json:
-        summary = {"folder": str(output), **{key: int(count) for key, count in counts.items()}}
-        print_json({**summary, "downloads_per_visit": downloads, "config": checked.model_dump(mode="json")})
-    elif not quiet:
-        _print(
-            f"{counts['impressions']:,.0f} impressions in {counts['visits']:,.0f} visits, "
-            f"{downloads:.3f} downloads per visit, written to {output}"
-        )
+    document = {"folder": str(output), **{key: int(count) for key, count in counts.items()}}
+    printing.show(
+        document | {"downloads_per_visit": downloads, "config": checked.model_dump(mode="json")},
+        lambda console: None,
+        f"{counts['impressions']:,.0f} impressions in {counts['visits']:,.0f} visits, "
+        f"{downloads:.3f} downloads per visit, written to {output}",
+    )
 
 
-# The descriptions and defaults repeat those of `AbTestConfig`, whose import would load torch; a test compares them.
+@command(AbTestSchedule, panels=_ABTEST)
 def abtest_simulate_command(
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Output folder for the log, the truth and the report."),
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="TOML with any of the keys below, and the tables market (users among them), production, clicks and "
-            "scorer; flags take precedence.",
-        ),
-    ] = None,
-    users: Annotated[int | None, typer.Option(help="Number of users.", show_default="60000")] = None,
-    share: Annotated[
-        float | None, typer.Option(help="Share of the users in each of the two arms.", show_default="0.15")
-    ] = None,
-    before: Annotated[int | None, typer.Option(help="Days of the first A/A test.", show_default="7")] = None,
-    during: Annotated[int | None, typer.Option(help="Days of the A/B test.", show_default="10")] = None,
-    after: Annotated[int | None, typer.Option(help="Days of the second A/A test.", show_default="7")] = None,
-    retrain: Annotated[
-        int | None, typer.Option(help="Days between trainings of the arms' rankers.", show_default="5")
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Days of an arm's log on which its ranker is trained.", show_default="7")
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(metavar="score|match", help="U-rank's order: by score, or by the matching.", show_default="score"),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Added to all other seeds.", show_default="0")] = None,
+    output: Annotated[Path, _output("the log, the truth and the report")],
+    settings: dict[str, Any],
+    config: AbTestFile = None,
     overwrite: Overwrite = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Simulate the live test of the paper's Section 6.2: A/A, then U-rank against DeepFM, then A/A again.
 
@@ -243,19 +174,7 @@ def abtest_simulate_command(
 
     Example: `urank abtest simulate -o test --users 20000`
     """
-    given = {
-        "market": None if users is None else {"users": users},
-        "share": share,
-        "before": before,
-        "during": during,
-        "after": after,
-        "retrain": retrain,
-        "window": window,
-        "method": method,
-        "seed": seed,
-    }
-    flags = {key: value for key, value in given.items() if value is not None}
-    values = deep_merge(read_toml(config) if config is not None else {}, flags)
+    values = deep_merge(read_toml(config) if config is not None else {}, settings)
     import torch  # slow to import
 
     from urank.lab.live_test import AbTestConfig, judge_abtest, print_judged, simulate_abtest, write_judged
@@ -267,21 +186,18 @@ def abtest_simulate_command(
     def finish(run: AbTestRun) -> None:
         judged = judge_abtest(run, name=str(output / "exposures.parquet"), report=report)
         report("write the report", 0, None)
-        text = json_text(judged.to_dict()) + "\n"
-        (run.folder / "analysis.json").write_text(text, encoding="utf-8")
+        (run.folder / "analysis.json").write_text(json_text(judged.to_dict()) + "\n", encoding="utf-8")
         write_judged(judged, run.folder / "report.html")
         found.append(judged)
 
-    with bars(quiet=quiet or json) as report:
+    with printing.progress() as report:
         simulate_abtest(checked, output, overwrite=overwrite, finish=finish, report=report)
     [judged] = found
-    if json:
-        print_json({"folder": str(output), **judged.to_dict(), "config": checked.model_dump(mode="json")})
-    elif not quiet:
-        print_judged(judged, Console())
-        _print(f"\nThe report is {output / 'report.html'}")
+    document = {"folder": str(output), **judged.to_dict(), "config": checked.model_dump(mode="json")}
+    printing.show(document, partial(print_judged, judged), f"\nThe report is {output / 'report.html'}")
 
 
+@command()
 def reproduce_command(
     what: Annotated[
         str,
@@ -325,8 +241,7 @@ def reproduce_command(
             help="TOML merged into the experiment's: any setting of the simulation and of every method.",
         ),
     ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Reproduce the paper: its tables and figures on simulated clicks, with every baseline, and the claims of Sections
     5.4 and 6.1 checked one by one.
@@ -341,22 +256,9 @@ def reproduce_command(
     from urank.lab.reproduction import experiment_names, reproduce
 
     names = experiment_names(what)
-    overrides = read_toml(config) if config is not None else {}
-    with bars(quiet=quiet or json) as report:
-        found = reproduce(
-            names,
-            output,
-            data=data,
-            dataset=dataset,
-            seeds=seeds,
-            workers=workers,
-            overrides=overrides,
-            source=str(config) if config is not None else "",
-            report=report,
-        )
+    overrides, source = (read_toml(config), str(config)) if config is not None else ({}, "")
+    given: dict[str, Any] = {"data": data, "dataset": dataset, "seeds": seeds, "workers": workers}
+    with printing.progress() as report:
+        found = reproduce(names, output, **given, overrides=overrides, source=source, report=report)
     write_reproduction(found, output / "report.html")
-    if json:
-        print_json(found.to_dict())
-    elif not quiet:
-        print_reproduction(found, Console())
-        _print(f"\nThe report is {output / 'report.html'}")
+    printing.show(found.to_dict(), partial(print_reproduction, found), f"\nThe report is {output / 'report.html'}")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import annotated_types
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    settings: type[BaseModel] | None = None, flags: Mapping[str, str | Sequence[str]] | None = None
+    settings: type[BaseModel] | None = None,
+    flags: Mapping[str, str | Sequence[str]] | None = None,
+    panels: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function into a command by expanding its compound parameters into options.
 
@@ -43,24 +46,28 @@ def command(
     Args:
         settings: Settings class that describes the flags: each takes its help, bounds and default from a field.
         flags: Flag -> dotted path of the field, or several paths that all receive the value.
+        panels: Panel of the help -> paths of fields, separated by spaces, whose flags bear their names and whose bounds
+            are left to the settings class.
     """
+    panel_of = {path: panel for panel, text in (panels or {}).items() for path in text.split()}
+    named = {f"--{path.split('.')[-1].replace('_', '-')}": path for path in panel_of}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[type[Any], list[str]]] = {}
         paths: dict[str, Sequence[str]] = {}
-        lists: set[str] = set()
+        readers: dict[str, Callable[[str], Any]] = {}
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
             if parameter.name == "settings" and settings is not None:
-                for flag, path in (flags or {}).items():
+                for flag, path in {**(flags or {}), **named}.items():
                     name = flag.removeprefix("--").replace("-", "_")
                     paths[name] = (path,) if isinstance(path, str) else path
-                    field = _field(settings, paths[name][0])
-                    if get_origin(field.annotation) is tuple:
-                        lists.add(name)
-                    parameters.append(_setting_parameter(name, flag, field))
+                    field, default = _field(settings, paths[name][0])
+                    if reader := _tuple_reader(flag, field):
+                        readers[name] = reader
+                    parameters.append(_setting_parameter(name, flag, field, default, panel_of.get(paths[name][0])))
             elif is_dataclass(hint) and isinstance(hint, type):
                 groups[parameter.name] = (hint, [field.name for field in fields(hint)])
                 parameters += _group_parameters(hint)
@@ -75,8 +82,7 @@ def command(
                 nested: dict[str, Any] = {}
                 for name, targets in paths.items():
                     value = given.pop(name)
-                    if name in lists and value is not None:
-                        value = None if value == "auto" else tuple(part.strip() for part in value.split(","))
+                    value = readers[name](value) if name in readers and value is not None else value
                     for target in targets if value is not None else ():
                         nested = deep_merge(nested, _nested(target.split("."), value))
                 given["settings"] = nested
@@ -102,26 +108,47 @@ def _group_parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name])
 
 
-def _field(model: type[BaseModel], path: str) -> FieldInfo:
+def _field(settings: type[BaseModel], path: str) -> tuple[FieldInfo, Any]:
+    """Return a field and its default."""
     *tables, key = path.split(".")
+    default = functools.reduce(getattr, path.split("."), settings())
     for table in tables:
-        model = cast("type[BaseModel]", model.model_fields[table].annotation)
-    return model.model_fields[key]
+        settings = cast("type[BaseModel]", settings.model_fields[table].annotation)
+    return settings.model_fields[key], default
 
 
-def _setting_parameter(name: str, flag: str, field: FieldInfo) -> inspect.Parameter:
+def _kind(field: FieldInfo) -> Any:
+    """Return the type of a field, other than None."""
+    kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    return kinds[0] if get_origin(field.annotation) is UnionType else field.annotation
+
+
+def _tuple_reader(flag: str, field: FieldInfo) -> Callable[[str], Any] | None:
+    """Return the parser of an option that is a tuple: numbers separated by colons, or names by commas."""
+    kind, kinds = _kind(field), get_args(_kind(field))
+    if get_origin(kind) is not tuple:
+        return None
+    if kinds[0] is float:
+        return lambda text: numbers(flag, text, None if ... in kinds else len(kinds))
+    return lambda text: None if text == "auto" else tuple(part.strip() for part in text.split(","))
+
+
+def _setting_parameter(name: str, flag: str, field: FieldInfo, default: Any, panel: str | None) -> inspect.Parameter:
     """Make an option of a settings field; None leaves the setting alone."""
-    kind: Any = field.annotation
+    kind: Any = _kind(field)
     metavar: str | None = None
-    shown = str(field.get_default(call_default_factory=True))
+    shown = str(default) if default is not None or panel is None else False
     if get_origin(kind) is Literal:
         kind, metavar = str, "|".join(get_args(kind))
+    elif get_origin(kind) is tuple and get_args(kind)[0] is float:
+        metavar = "NUMBER:…" if ... in get_args(kind) else "LOW:HIGH"
+        kind, shown = str, ":".join(f"{each:g}" for each in default) if default is not None else False
     elif get_origin(kind) is tuple:  # several names separated by commas; auto is the default
         kind, metavar, shown = str, "|".join(("auto", *get_args(get_args(kind)[0]))), "auto"
-    options: dict[str, Any] = {"help": _sentence(field.description)}
+    options: dict[str, Any] = {"help": _sentence(field.description), "rich_help_panel": panel}
     if kind is not bool:
         options |= {"metavar": metavar, "show_default": shown}
-        for constraint in field.metadata:
+        for constraint in field.metadata if panel is None else ():
             if isinstance(constraint, annotated_types.Ge):
                 options["min"] = constraint.ge
             elif isinstance(constraint, annotated_types.Le):
@@ -283,27 +310,12 @@ class EngineOptions:
         return None
 
 
-def config_option(
-    model: type[BaseModel], key: str, *flags: str, metavar: str | None = None, panel: str = "Options"
-) -> Any:
-    """Option with the description and the default of a settings field."""
-    field = model.model_fields[key]
-    default = field.default
-    if isinstance(default, tuple):  # as `numbers` reads it
-        default = ":".join(f"{number:g}" for number in default)
-    shown = False if default is None else str(default)
-    help_text = _sentence(field.description)
-    return typer.Option(*flags, help=help_text, show_default=shown, metavar=metavar, rich_help_panel=panel)
-
-
-def numbers(flag: str, text: str | None, count: int | None = None) -> tuple[float, ...] | None:
-    """Parse an option such as LOW:HIGH; None if it is absent.
+def numbers(flag: str, text: str, count: int | None = None) -> tuple[float, ...]:
+    """Parse an option such as LOW:HIGH.
 
     >>> numbers("--bids", "0.2:10", 2)
     (0.2, 10.0)
     """
-    if text is None:
-        return None
     try:
         found = tuple(float(part) for part in text.split(":"))
     except ValueError:

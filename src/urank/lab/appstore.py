@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,11 +17,10 @@ from typing import Literal
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
-import tomli_w
 from numpy.typing import NDArray
 
 from urank.clicks.fitting import ClickConfig, fit_clicks
-from urank.errors import ConfigError
+from urank.lab.letor_simulation import simulation_folder
 from urank.lab.market import Market, MarketConfig, build_market
 from urank.lab.oracle import table_probabilities
 from urank.log.dataset import Dataset
@@ -31,7 +31,6 @@ from urank.progress import Report, silent
 from urank.ranking.matching import Method
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig, fit_urank
-from urank.storage import new_folder
 
 FIRST_DAY = datetime(2020, 5, 6)
 """The date of day 1, on which the paper's live test began."""
@@ -46,21 +45,13 @@ TrafficKind = Literal["live", "random"]
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The visits of a day and the apps retrieved for each.
-
-    Attributes:
-        market: the users and the apps.
-        day: 1 is the first of the production ranker's log; days before it are 0, −1, …
-        kind: prefix of the visit ids, so that one day can have several kinds of traffic.
-        user: `[visits]`.
-        app: `[visits, n]`, distinct within a visit, in random order.
-    """
+    """The visits of a day and the apps retrieved for each."""
 
     market: Market
-    day: int
-    kind: TrafficKind
-    user: Ints
-    app: Ints
+    day: int  # 1 is the first of the production ranker's log; days before it are 0, −1, …
+    kind: TrafficKind  # prefix of the visit ids, so that one day can have several kinds of traffic
+    user: Ints  # [visits]
+    app: Ints  # [visits, n], distinct within a visit, in random order
 
     @property
     def users(self) -> Ints:
@@ -98,12 +89,7 @@ Ranker = Callable[[Requests, pl.DataFrame, np.random.Generator], Ints]
 
 @dataclass(frozen=True, eq=False)
 class ServedVisits:
-    """The impressions of a day and their truth.
-
-    Attributes:
-        log: a row for each impression, by visit and position.
-        table: `[impressions, K]`, the true P(download) at every position.
-    """
+    """A log, a row for each impression by visit and position, and the true P(download) `[impressions, K]`."""
 
     log: pl.DataFrame
     table: Floats
@@ -120,8 +106,7 @@ def draw_requests(
     """Draw the visits of a day and the retrieved apps; popular and matching apps are retrieved more often.
 
     Args:
-        market: the users and the apps.
-        day: which.
+        market, day: which.
         kind: of the traffic; each kind has its own random numbers.
         visits: number of visits; drawn from the users' activity if left out.
         among: `[users]` mask of users; all if left out. Visits of other users are drawn and then dropped, so that the
@@ -145,13 +130,7 @@ def draw_requests(
 
 
 def serve(requests: Requests, ranker: Ranker, *, policy: str) -> ServedVisits:
-    """Show the first K apps of a ranker's order, and draw the downloads.
-
-    Args:
-        requests: the visits and their candidates.
-        ranker: orders the candidates.
-        policy: name of the ranker in the log.
-    """
+    """Show the first K apps of a ranker's order, and draw the downloads; `policy` names the ranker in the log."""
     market, K = requests.market, requests.market.config.positions
     rng = _rng(market, requests.day, requests.kind, "clicks")
     frame = requests.frame()
@@ -273,26 +252,21 @@ def write_appstore(
         config: settings of the market.
         folder: a new or empty folder, written atomically.
         clicks: settings of the production ranker.
-        overwrite: replace an earlier store. A folder with anything else in it is never replaced.
+        overwrite: replace an earlier output. A folder with anything else in it is never replaced.
         report: progress callback.
 
     Returns:
         Impressions, visits and downloads of the production ranker's log.
     """
     market = build_market(config)
-    try:
-        with new_folder(folder, marker="appstore.toml", overwrite=overwrite) as target:
-            settings = config.model_dump(mode="json", exclude_none=True)
-            (target / "appstore.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-            (target / "truth").mkdir()
-            write_days(target / "random.parquet", random_traffic(market), config.random_days, "random traffic", report)
-            ranker = ranked_by(production_ranker(market, clicks, report=report))
-            days = traffic(market, ranker, range(1, config.days + 1), policy="production")
-            last, counts = write_days(target / "log.parquet", days, config.days, "production traffic", report)
-            truth = with_table(last).drop("position", "click", "timestamp", "policy")
-            truth.write_parquet(target / "truth" / "candidates.parquet")
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    with simulation_folder(folder, "appstore.toml", config, overwrite=overwrite) as target:
+        (target / "truth").mkdir()
+        write_days(target / "random.parquet", random_traffic(market), config.random_days, "random traffic", report)
+        ranker = ranked_by(production_ranker(market, clicks, report=report))
+        days = traffic(market, ranker, range(1, config.days + 1), policy="production")
+        last, counts = write_days(target / "log.parquet", days, config.days, "production traffic", report)
+        truth = with_table(last).drop("position", "click", "timestamp", "policy")
+        truth.write_parquet(target / "truth" / "candidates.parquet")
     return counts
 
 
@@ -300,22 +274,17 @@ def write_days(
     path: Path, days: Iterable[ServedVisits], total: int, name: str, report: Report = silent
 ) -> tuple[ServedVisits, dict[str, float]]:
     """Write days as they are served; return the last one and the counts over all."""
-    writer: pq.ParquetWriter | None = None
     counts = {"impressions": 0.0, "visits": 0.0, "downloads": 0.0}
-    served: ServedVisits | None = None
-    try:
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
         for number, served in enumerate(days, start=1):
             table = served.log.to_arrow()
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer = writer or stack.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd"))
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             counts["impressions"] += served.log.height
             counts["visits"] += served.log["query_id"].n_unique()
             counts["downloads"] += float(served.log["click"].sum())
             report(name, number, total)
-    finally:
-        if writer is not None:
-            writer.close()
-    assert served is not None  # noqa: S101 - a market has days
     return served, counts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -18,35 +18,14 @@ from numpy.typing import NDArray
 
 from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
-from urank.lab.appstore import (
-    NOT_LEARNED,
-    draw_requests,
-    production_ranker,
-    random_traffic,
-    ranked_by,
-    serve,
-    traffic,
-    with_table,
-    write_days,
-)
-from urank.lab.experiment import (
-    ComparedMethod,
-    ExperimentStep,
-    StoreConfig,
-    Trial,
-    as_block,
-    baseline_policy,
-    keep_click_model,
-    method_steps,
-    query_offsets,
-    table_array,
-)
+from urank.lab import appstore, experiment
+from urank.lab.experiment import ComparedMethod, ExperimentStep, StoreConfig, Trial
 from urank.lab.experiment_results import MethodKind, store_metrics
 from urank.lab.market import Market, build_market
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
 from urank.log.prepare import prepare
-from urank.log.ragged import list_ids, pad, positions_by_score, where_items
+from urank.log.ragged import pad, positions_by_score, where_items
 from urank.log.reader import read
 from urank.model_io import load_model
 from urank.progress import Report
@@ -88,12 +67,12 @@ class StoreTrial(Trial[tuple[Orders, Orders]]):
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
         """Offsets of the visits of the eighth day."""
-        return query_offsets(self.test)
+        return experiment.query_offsets(self.test)
 
     @cached_property
     def table(self) -> NDArray[np.float64]:
         """The true P(download) `[rows, K]`."""
-        return table_array(self.test)
+        return experiment.table_array(self.test)
 
     @cached_property
     def propensity(self) -> ByCategory:
@@ -104,9 +83,8 @@ class StoreTrial(Trial[tuple[Orders, Orders]]):
 
     def block(self, *, bids: bool) -> Block:
         """The eighth day without clicks and truth."""
-        return as_block(
-            self.test.drop("table", "click", "position", "timestamp", "policy", *(() if bids else ("value",)))
-        )
+        hidden = ("table", "click", "position", "timestamp", "policy")
+        return experiment.as_block(self.test.drop(*hidden, *(() if bids else ("value",))))
 
     def judge(self, trained: tuple[Orders, Orders]) -> pl.DataFrame:
         """Compute the metrics of Table 3."""
@@ -118,30 +96,27 @@ class StoreTrial(Trial[tuple[Orders, Orders]]):
         learned = range(1, market.config.days)
         with new_folder(self.folder / "data", marker="clicks") as folder:
             propensity = _estimate_propensity(market, folder / "random", report)
-            ranker = ranked_by(production_ranker(market, self.config.production, report=report))
+            ranker = appstore.ranked_by(appstore.production_ranker(market, self.config.production, report=report))
             log = folder / "log.parquet"
-            days = traffic(market, ranker, learned, policy="production")
-            write_days(log, days, len(learned), "production", report)
-            visitors = draw_requests(market, market.config.days, visits=self.config.test_visits)
-            last = serve(visitors, ranker, policy="production")
-            hidden = [name for name in NOT_LEARNED if name in pl.read_parquet_schema(log)]
+            days = appstore.traffic(market, ranker, learned, policy="production")
+            appstore.write_days(log, days, len(learned), "production", report)
+            visitors = appstore.draw_requests(market, market.config.days, visits=self.config.test_visits)
+            last = appstore.serve(visitors, ranker, policy="production")
+            hidden = [name for name in appstore.NOT_LEARNED if name in pl.read_parquet_schema(log)]
             for name, dropped in (("clicks", hidden), ("bids", [each for each in hidden if each != "value"])):
                 prepare(read(log, drop=dropped), folder / name, test=0.0, report=report)
             log.unlink()
             save_propensity(propensity, self.folder / "propensity.json")
             with new_file(self.folder / "test.parquet") as working:
-                _shuffled(with_table(last), self.config.market.seed).write_parquet(working)
+                rng = np.random.default_rng([self.config.market.seed, 200])
+                experiment.shuffled_lists(appstore.with_table(last), rng).write_parquet(working)
 
 
 def _estimate_propensity(market: Market, folder: Path, report: Report) -> ByCategory:
-    """Estimate Q(o | category, k) from random traffic, and remove the traffic.
-
-    Raises:
-        DataError: when there is too little of it.
-    """
+    """Estimate Q(o | category, k) from random traffic, and remove the traffic."""
     folder.mkdir()
     path = folder / "random.parquet"
-    write_days(path, random_traffic(market), market.config.random_days, "random", report)
+    appstore.write_days(path, appstore.random_traffic(market), market.config.random_days, "random", report)
     kept = ("query_id", "item_id", "position", "click", "category")
     others = [name for name in pl.read_parquet_schema(path) if name not in kept]
     prepare(read(path, drop=others), folder / "prepared", valid=0.0, test=0.0, report=report)
@@ -154,12 +129,6 @@ def _estimate_propensity(market: Market, folder: Path, report: Report) -> ByCate
             )
     rmtree(folder)
     return found
-
-
-def _shuffled(shown: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """Shuffle the items of each visit, so that the row order does not reveal the position."""
-    visits = list_ids(query_offsets(shown))
-    return shown[np.lexsort((np.random.default_rng([seed, 200]).random(shown.height), visits))]
 
 
 def visit_metrics(test: pl.DataFrame, examination: NDArray[np.float64], clicks: Orders, bids: Orders) -> pl.DataFrame:
@@ -175,12 +144,12 @@ def visit_metrics(test: pl.DataFrame, examination: NDArray[np.float64], clicks: 
         clicks: the order of Scenario 1.
         bids: the order of Scenario 2.
     """
-    offsets = query_offsets(test)
+    offsets = experiment.query_offsets(test)
     K = examination.shape[1]
     logged = pad(test["position"].to_numpy().astype(np.int64), offsets, fill=1)
     click = pad(test["click"].to_numpy(), offsets)
     value = pad(test["value"].to_numpy().astype(np.float64), offsets)
-    truth = pad(table_array(test), offsets)
+    truth = pad(experiment.table_array(test), offsets)
     seen = pad(examination, offsets)
     found: dict[str, NDArray[np.float64]] = {}
     for scenario, orders, worth in (("#click", clicks, np.ones_like(value)), ("Revenue", bids, value)):
@@ -217,22 +186,16 @@ def _logged(trial: StoreTrial, bids: bool, report: Report) -> Orders:
     return _always(trial.test["position"].to_numpy().astype(np.int64))
 
 
-def _baseline(ranker: Baseline, *, weighted: bool = False) -> Scenario:
-    def train(trial: StoreTrial, bids: bool, report: Report) -> Orders:
-        propensity = trial.propensity if weighted else None
-        dataset = trial.dataset(bids=bids)
-        policy = baseline_policy(ranker, dataset, trial.featurizer, trial.config, propensity=propensity, report=report)
-        return _always(policy.positions(trial.block(bids=bids)))
-
-    return train
+def _baseline(ranker: Baseline, weighted: bool, trial: StoreTrial, bids: bool, report: Report) -> Orders:
+    options = {"propensity": trial.propensity if weighted else None, "report": report}
+    dataset = trial.dataset(bids=bids)
+    policy = experiment.baseline_policy(ranker, dataset, trial.featurizer, trial.config, **options)
+    return _always(policy.positions(trial.block(bids=bids)))
 
 
-def _by_click_model(clicks: str, method: Method) -> Scenario:
-    def train(trial: StoreTrial, bids: bool, report: Report) -> Orders:
-        block = trial.block(bids=bids)
-        return _always(load_model(trial.folder / clicks).order(block.items, block.offsets, method=method))
-
-    return train
+def _by_click_model(clicks: str, method: Method, trial: StoreTrial, bids: bool, report: Report) -> Orders:
+    block = trial.block(bids=bids)
+    return _always(load_model(trial.folder / clicks).order(block.items, block.offsets, method=method))
 
 
 def _urank(trial: StoreTrial, bids: bool, report: Report) -> Orders:
@@ -266,16 +229,16 @@ def _true_ctr1(trial: StoreTrial, bids: bool, report: Report) -> Orders:
 
 STORE_METHODS: dict[str, StoreMethod] = {
     "store-logged": _method("as logged", "baseline", _logged),
-    "store-svm-none": _method("SVMRank, none", "baseline", _baseline("ranksvm"), cost=2.0),
-    "store-svm-truth": _method("SVMRank, ground truth", "baseline", _baseline("ranksvm", weighted=True), cost=2.0),
-    "store-lambdarank-none": _method("LambdaRank, none", "baseline", _baseline("lambdarank"), cost=4.0),
+    "store-svm-none": _method("SVMRank, none", "baseline", partial(_baseline, "ranksvm", False), cost=2.0),
+    "store-svm-truth": _method("SVMRank, ground truth", "baseline", partial(_baseline, "ranksvm", True), cost=2.0),
+    "store-lambdarank-none": _method("LambdaRank, none", "baseline", partial(_baseline, "lambdarank", False), cost=4.0),
     "store-lambdarank-truth": _method(
-        "LambdaRank, ground truth", "baseline", _baseline("lambdarank", weighted=True), cost=4.0
+        "LambdaRank, ground truth", "baseline", partial(_baseline, "lambdarank", True), cost=4.0
     ),
-    "store-dla": _method("DLA", "baseline", _baseline("dla"), cost=4.0),
-    "store-deepfm": _method("DeepFM", "baseline", _by_click_model("deepfm", "ctr1"), ("store-deepfm-model",)),
+    "store-dla": _method("DLA", "baseline", partial(_baseline, "dla", False), cost=4.0),
+    "store-deepfm": _method("DeepFM", "baseline", partial(_by_click_model, "deepfm", "ctr1"), ("store-deepfm-model",)),
     "store-urank": _method("U-rank", "ours", _urank, ("store-clicks",), 6.0),
-    "store-match": _method("U-rank matching", "ours", _by_click_model("clicks", "match"), ("store-clicks",)),
+    "store-match": _method("U-rank matching", "ours", partial(_by_click_model, "clicks", "match"), ("store-clicks",)),
     "store-match-cutoff": _method("U-rank matching for the cut-off", "ours", _match_for_the_cutoff, ("store-clicks",)),
     "store-ctr1-truth": _method("by the true CTR at 1", "oracle", _true_ctr1),
     "store-km": _method("KM (oracle model)", "oracle", _true_match),
@@ -284,7 +247,7 @@ STORE_METHODS: dict[str, StoreMethod] = {
 
 def _clicks(output: str, config: Callable[[StoreConfig], ClickConfig]) -> StoreStep:
     def run(trial: StoreTrial, report: Report) -> None:
-        keep_click_model(trial.dataset(bids=False), config(trial.config), trial.folder / output, report)
+        experiment.keep_click_model(trial.dataset(bids=False), config(trial.config), trial.folder / output, report)
 
     return StoreStep(run, output, ("store-data",), 8.0)
 
@@ -293,5 +256,5 @@ STORE_STEPS: dict[str, StoreStep] = {
     "store-data": StoreStep(StoreTrial.make_data, "data", cost=6.0),
     "store-deepfm-model": _clicks("deepfm", lambda config: config.production),
     "store-clicks": _clicks("clicks", lambda config: config.clicks),
-    **method_steps(STORE_METHODS, data="store-data"),
+    **experiment.method_steps(STORE_METHODS, data="store-data"),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,7 +21,7 @@ from scipy.stats import kendalltau
 
 from urank.evaluation.intervals import holm, paired
 from urank.lab.appstore_experiment import STORE_METHODS
-from urank.lab.experiment import table_array
+from urank.lab.experiment import ComparedMethod, table_array
 from urank.lab.experiment_results import (
     METRICS,
     STORE_METRICS,
@@ -52,40 +54,56 @@ def _deviation(by_seed: NDArray[np.float64]) -> float:
     return float(by_seed.std(ddof=1)) if len(by_seed) > 1 else float("nan")
 
 
-def _largest_p(own: NDArray[np.float64], others: Sequence[NDArray[np.float64]]) -> float:
-    """Return the largest Holm-corrected p-value of paired t-tests against all others; 1 if one of them is not worse."""
-    compared = [paired(own, other) for other in others]
-    if any(not difference.mean > 0 for difference in compared):
-        return 1.0
-    return float(np.max(holm([difference.p_value for difference in compared])))
+ByList = Callable[[str, str], NDArray[np.float64]]
+"""Returns a metric of a method by query or visit, in the same order for all methods."""
+
+
+def _figures(
+    results: pl.DataFrame, key: str, metrics: Sequence[str], rivals: Sequence[str], values: ByList, suffix: str = ""
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return the mean and the deviation over seeds of each metric, and the p-value against the rivals, if any.
+
+    The p-value is the largest Holm-corrected one of paired t-tests against all rivals; 1 if one of them is not worse.
+    """
+    own = results.filter(pl.col("method") == key).group_by("seed", maintain_order=True)
+    by_seed = own.agg(pl.col(metric + suffix).fill_nan(None).mean().alias(metric) for metric in metrics)
+    columns = {metric: by_seed[metric].to_numpy() for metric in metrics}
+    p_value = {}
+    for metric in metrics if rivals else ():
+        ours = values(key, metric + suffix)
+        compared = [paired(ours, values(rival, metric + suffix)) for rival in rivals]
+        worse = all(difference.mean > 0 for difference in compared)
+        p_value[metric] = float(np.max(holm([each.p_value for each in compared]))) if worse else 1.0
+    mean = {metric: float(column.mean()) for metric, column in columns.items()}
+    return mean, {metric: _deviation(column) for metric, column in columns.items()}, p_value
+
+
+def _rivals(methods: Mapping[str, ComparedMethod[Any, Any]], key: str, keys: Sequence[str]) -> list[str]:
+    """Return the baselines that a method of ours is compared with; none for other methods."""
+    return [each for each in keys if methods[key].kind == "ours" and methods[each].kind == "baseline"]
+
+
+def _seconds(results: pl.DataFrame, key: str) -> float:
+    own = results.filter(pl.col("method") == key).group_by("seed", maintain_order=True)
+    return float(own.agg(pl.col("seconds").first())["seconds"].to_numpy().mean())
 
 
 def claims_over_seeds(claims: Callable[[pl.DataFrame], list[Claim]], results: pl.DataFrame) -> list[Claim]:
     """Check claims on the mean over seeds and, if there are several seeds, also on each seed alone.
 
     A claim must then hold on most seeds. A seed is other data and other users, so that one seed with many clicks could
-    decide the mean.
-
-    Args:
-        claims: makes the same claims of any results.
-        results: of all seeds.
+    decide the mean. `claims` makes the same claims of any results.
     """
     together = claims(results)
     alone = [claims(part) for part in results.partition_by("seed", maintain_order=True)]
     if len(alone) < 2:
         return together
     counts = [sum(bool(claim.holds) for claim in same) for same in zip(*alone, strict=True)]
-    return [
-        Claim(
-            claim.text,
-            bool(claim.holds) and 2 * count > len(alone),
-            f"{claim.figures}; holds on {count} of {len(alone)} seeds alone",
-        )
-        for claim, count in zip(together, counts, strict=True)
-    ]
-
-
-# --- Table 1 ---------------------------------------------------------------------------------------------------------
+    found = []
+    for claim, count in zip(together, counts, strict=True):
+        figures = f"{claim.figures}; holds on {count} of {len(alone)} seeds alone"
+        found.append(Claim(claim.text, bool(claim.holds) and 2 * count > len(alone), figures))
+    return found
 
 
 def method_rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -> list[MethodRow]:
@@ -95,30 +113,12 @@ def method_rows(results: pl.DataFrame, keys: Sequence[str], dataset: str = "") -
     given documents have the same test queries with every seed.
     """
     published = published_metrics(dataset)
-    baselines = [key for key in keys if METHODS[key].kind == "baseline"]
+    values = partial(query_values, results)
     rows = []
     for key in keys:
-        own = results.filter(pl.col("method") == key).group_by("seed", maintain_order=True)
-        by_seed = own.agg(*(pl.col(metric).fill_nan(None).mean() for metric in METRICS), pl.col("seconds").first())
-        p_value = {
-            metric: _largest_p(
-                query_values(results, key, metric), [query_values(results, other, metric) for other in baselines]
-            )
-            for metric in METRICS
-            if METHODS[key].kind == "ours" and baselines
-        }
-        rows.append(
-            MethodRow(
-                key=key,
-                name=METHODS[key].name,
-                kind=METHODS[key].kind,
-                mean={metric: float(by_seed[metric].to_numpy().mean()) for metric in METRICS},
-                deviation={metric: _deviation(by_seed[metric].to_numpy()) for metric in METRICS},
-                p_value=p_value,
-                published=published.get(key, {}),
-                seconds=float(by_seed["seconds"].to_numpy().mean()),
-            )
-        )
+        figures = _figures(results, key, METRICS, _rivals(METHODS, key, keys), values)
+        known = published.get(key, {}), _seconds(results, key)
+        rows.append(MethodRow(key, METHODS[key].name, METHODS[key].kind, *figures, *known))
     return rows
 
 
@@ -139,17 +139,13 @@ def method_claims(rows: Sequence[MethodRow]) -> list[Claim]:
             claims.append(_most_relevant(by_key[key], baselines, name))
     for ranker, name in (("lambdarank", "LambdaRank"), ("svm", "SVMRank")):
         claims += _propensity_claims(by_key, ranker, name)
-    for other, text in (
-        ("ctr1", "U-rank outperforms CTR-1, with which it shares the click model"),
-        ("dla", "U-rank outperforms DLA"),
-    ):
+    for other, name in (("ctr1", "CTR-1, with which it shares the click model"), ("dla", "DLA")):
         if {"urank", other} <= set(by_key):
-            claims.append(_more_clicks(text, by_key["urank"], by_key[other]))
+            claims.append(_more_clicks(f"U-rank outperforms {name}", by_key["urank"], by_key[other]))
     others = [row for row in rows if row.key != "km"]
     if "km" in by_key and others:
         best = max(others, key=lambda row: row.mean["#Click"])
-        text = "KM on the oracle model produces the best utility"
-        claims.append(_more_clicks(text, by_key["km"], best, or_equal=True))
+        claims.append(_more_clicks("KM on the oracle model produces the best utility", by_key["km"], best, equal=True))
     return claims
 
 
@@ -177,45 +173,28 @@ def _propensity_claims(by_key: Mapping[str, MethodRow], ranker: str, name: str) 
     rows = {variant: by_key[f"{ranker}-{variant}"] for variant in variants}
     figures = ", ".join(f"{row.name.split(', ')[1]} {row.mean['#Click']:.4f}" for row in rows.values())
     clicks = {variant: row.mean["#Click"] for variant, row in rows.items()}
+    best = max(clicks, key=lambda variant: clicks[variant]) == "truth"
+    second = clicks["truth"] > clicks["cpbm"] > clicks["randomised"]
+    useless = clicks["randomised"] <= clicks["none"]
     return [
-        Claim(
-            f"{name} with ground-truth propensities has the best utility of {name}'s variants",
-            max(clicks, key=lambda variant: clicks[variant]) == "truth",
-            figures,
-        ),
-        Claim(
-            f"{name} with CPBM is the second best of those with propensities, above Randomization",
-            clicks["truth"] > clicks["cpbm"] > clicks["randomised"],
-            figures,
-        ),
-        Claim(
-            f"Randomization fails to perform well: {name} earns no more with it than without",
-            clicks["randomised"] <= clicks["none"],
-            figures,
-        ),
+        Claim(f"{name} with ground-truth propensities has the best utility of {name}'s variants", best, figures),
+        Claim(f"{name} with CPBM is the second best of those with propensities, above Randomization", second, figures),
+        Claim(f"Randomization fails to perform well: {name} earns no more with it than without", useless, figures),
     ]
 
 
-def _more_clicks(text: str, better: MethodRow, worse: MethodRow, *, or_equal: bool = False) -> Claim:
+def _more_clicks(text: str, better: MethodRow, worse: MethodRow, *, equal: bool = False) -> Claim:
     one, other = better.mean["#Click"], worse.mean["#Click"]
     gain = one / other - 1
     figures = f"#Click {one:.4f} against {other:.4f} of {worse.name}, {100 * gain:+.1f} %"
-    return Claim(text, gain > 0 or (or_equal and gain == 0), figures)
+    return Claim(text, gain > 0 or (equal and gain == 0), figures)
 
-
-# --- Table 2 ---------------------------------------------------------------------------------------------------------
 
 _FAMILIES = {"urank-a1": "vector", "urank-a2": "position"}
 
 
 def architecture_rows(folders: Sequence[Path], rows: Sequence[MethodRow], dataset: str = "") -> list[ArchitectureRow]:
-    """Compute the rows of Table 2.
-
-    Args:
-        folders: of the seeds.
-        rows: `urank-a1` and `urank-a2`, as `method_rows` returns them.
-        dataset: the paper's name of the data, if it is the paper's.
-    """
+    """Compute the rows of Table 2, given `urank-a1` and `urank-a2` as `method_rows` returns them."""
     published = published_architectures(dataset)
     found = []
     for row in rows:
@@ -223,18 +202,11 @@ def architecture_rows(folders: Sequence[Path], rows: Sequence[MethodRow], datase
         parts = [json.loads((folder / f"auc-{family}.json").read_text(encoding="utf-8")) for folder in folders]
         auc = {split: np.array([part[split] for part in parts]) for split in ("train", "test", "valid")}
         deviation = {split: _deviation(by_seed) for split, by_seed in auc.items()}
-        found.append(
-            ArchitectureRow(
-                name=f"{row.key[-2:].upper()} ({family})",
-                train=float(auc["train"].mean()),
-                test=float(auc["test"].mean()),
-                valid=float(auc["valid"].mean()),
-                clicks=row.mean["#Click"],
-                ctr=row.mean["CTR"],
-                deviation={**deviation, "#Click": row.deviation["#Click"], "CTR": row.deviation["CTR"]},
-                published=published.get(row.key, {}),
-            )
-        )
+        deviation |= {metric: row.deviation[metric] for metric in ("#Click", "CTR")}
+        train, test, valid = (float(by_seed.mean()) for by_seed in auc.values())
+        name, clicks, ctr = f"{row.key[-2:].upper()} ({family})", row.mean["#Click"], row.mean["CTR"]
+        known = published.get(row.key, {})
+        found.append(ArchitectureRow(name, train, test, valid, clicks, ctr, deviation, known))
     return found
 
 
@@ -243,61 +215,28 @@ def architecture_claims(rows: Sequence[ArchitectureRow]) -> list[Claim]:
     if len(rows) < 2:
         return []
     a1, a2 = rows
+    clicks = f"#Click {a1.clicks:.4f} against {a2.clicks:.4f}"
     return [
         Claim("A2 achieves the better AUC", a2.test > a1.test, f"test AUC {a2.test:.4f} against {a1.test:.4f} of A1"),
-        Claim(
-            "A1 leads to the higher utility", a1.clicks > a2.clicks, f"#Click {a1.clicks:.4f} against {a2.clicks:.4f}"
-        ),
+        Claim("A1 leads to the higher utility", a1.clicks > a2.clicks, clicks),
     ]
-
-
-# --- Table 3 ---------------------------------------------------------------------------------------------------------
 
 
 def store_rows(results: pl.DataFrame, keys: Sequence[str]) -> list[StoreRow]:
     """Compute the rows of Table 3. The t-tests are on visits; every seed has other visits."""
-    baselines = [key for key in keys if STORE_METHODS[key].kind == "baseline"]
-    published = published_store()
-    values = _VisitMetrics(results)
+    published, values = published_store(), _visit_metrics(results)
     rows = []
     for key in keys:
-        method = STORE_METHODS[key]
-        own = results.filter(pl.col("method") == key).drop("method", "query_id")
-        by_seed = own.group_by("seed", maintain_order=True).mean()
-        figures: dict[str, dict[str, float]] = {}
-        for mean, prefix, suffix in (("mean", "", ""), ("true", "true_", " true")):
-            columns = {metric: by_seed[metric + suffix].to_numpy() for metric in STORE_METRICS}
-            figures[mean] = {metric: float(column.mean()) for metric, column in columns.items()}
-            figures[f"{prefix}deviation"] = {metric: _deviation(column) for metric, column in columns.items()}
-            figures[f"{prefix}p_value"] = {
-                metric: _largest_p(
-                    values(key, metric + suffix), [values(other, metric + suffix) for other in baselines]
-                )
-                for metric in STORE_METRICS
-                if method.kind == "ours" and baselines
-            }
-        rows.append(
-            StoreRow(
-                key=key,
-                name=method.name,
-                kind=method.kind,
-                published=published.get(key, {}),
-                seconds=float(by_seed["seconds"].to_numpy().mean()),
-                **figures,
-            )
-        )
+        method, rivals = STORE_METHODS[key], _rivals(STORE_METHODS, key, keys)
+        debiased, true = (_figures(results, key, STORE_METRICS, rivals, values, suffix) for suffix in ("", " true"))
+        known = published.get(key, {}), _seconds(results, key)
+        rows.append(StoreRow(key, method.name, method.kind, *debiased, *known, *true))
     return rows
 
 
-class _VisitMetrics:
-    """The metrics of a method by visit, in the same order for all methods."""
-
-    def __init__(self, results: pl.DataFrame) -> None:
-        parts = results.sort("seed", "query_id").partition_by("method", as_dict=True)
-        self._parts = {str(key[0]): part for key, part in parts.items()}
-
-    def __call__(self, key: str, column: str) -> NDArray[np.float64]:
-        return self._parts[key][column].to_numpy()
+def _visit_metrics(results: pl.DataFrame) -> ByList:
+    parts = results.sort("seed", "query_id").partition_by("method", as_dict=True)
+    return lambda key, column: parts[(key,)][column].to_numpy()
 
 
 def store_claims(results: pl.DataFrame, rows: Sequence[StoreRow]) -> list[Claim]:
@@ -312,7 +251,7 @@ def store_claims(results: pl.DataFrame, rows: Sequence[StoreRow]) -> list[Claim]
         claims += [_above_deepfm(ours, deepfm, metric) for metric in ("#click", "Revenue")]
     compared = [row for row in rows if row.kind != "oracle"]
     if len(compared) > 1:
-        values = _VisitMetrics(results)
+        values = _visit_metrics(results)
         claims += [_same_order(values, compared, metric) for metric in STORE_METRICS]
     return claims
 
@@ -340,7 +279,7 @@ def _change(after: float, before: float) -> str:
     return f"{100 * (after / before - 1):+.1f} %" if before > 0 else f"{after - before:+.3f}"
 
 
-def _same_order(values: _VisitMetrics, rows: Sequence[StoreRow], metric: str) -> Claim:
+def _same_order(values: ByList, rows: Sequence[StoreRow], metric: str) -> Claim:
     """Check that no pair of methods differs significantly by the estimate, and in the opposite direction by the truth.
 
     The level is 0.05 for all pairs together (Bonferroni).
@@ -358,8 +297,6 @@ def _same_order(values: _VisitMetrics, rows: Sequence[StoreRow], metric: str) ->
     figures += f"; reversed: {', '.join(reversed_pairs)}" if reversed_pairs else ""
     return Claim(f"the debiased {metric} orders the methods as the truth does", not reversed_pairs, figures)
 
-
-# --- Deviations from the paper ---------------------------------------------------------------------------------------
 
 _CHANGES = (
     (
@@ -384,9 +321,6 @@ def differences(results: pl.DataFrame, keys: Sequence[str]) -> list[Difference]:
             names = METHODS[before].name, METHODS[after].name
             found.append(Difference(text, *names, float(old.mean()), float(new.mean()), paired(new, old).p_value))
     return found
-
-
-# --- Figures 3 and 4 -------------------------------------------------------------------------------------------------
 
 
 def position_curves(folders: Sequence[Path], results: pl.DataFrame, keys: Sequence[str]) -> list[PositionCurve]:

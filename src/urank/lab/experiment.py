@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -35,7 +36,6 @@ from urank.log.ragged import offsets_of_runs
 from urank.model_io import save_model
 from urank.progress import Report
 from urank.propensity.cpbm import CpbmConfig
-from urank.propensity.examination import Propensity
 from urank.ranking.baselines import Baseline, RankSvmConfig, fit_baseline
 from urank.ranking.objectives import BaselineConfig
 from urank.ranking.policies import ScorerPolicy
@@ -68,7 +68,7 @@ class StoreConfig(Settings):
 
     def seeded(self, seed: int) -> StoreConfig:
         """Add `seed` to every seed."""
-        return _add_seed(self, seed, ("market", "production", "clicks", "scorer", "svm"))
+        return add_seed(self, seed, ("market", "production", "clicks", "scorer", "svm"))
 
 
 class ExperimentConfig(Settings):
@@ -107,18 +107,18 @@ class ExperimentConfig(Settings):
 
     def seeded(self, seed: int) -> ExperimentConfig:
         """Add `seed` to every seed."""
-        moved = _add_seed(self, seed, ("simulation", "clicks", "scorer", "faithful", "svm", "cpbm"))
+        moved = add_seed(self, seed, ("simulation", "clicks", "scorer", "faithful", "svm", "cpbm"))
         return moved.model_copy(update={"store": self.store.seeded(seed)})
 
 
 C = TypeVar("C", bound=Settings)
 
 
-def _add_seed(config: C, seed: int, names: tuple[str, ...]) -> C:
+def add_seed(config: C, seed: int, names: tuple[str, ...]) -> C:
+    """Add `seed` to the seeds of some parts of the settings."""
     parts = {name: getattr(config, name) for name in names}
-    return config.model_copy(
-        update={name: part.model_copy(update={"seed": part.seed + seed}) for name, part in parts.items()}
-    )
+    moved = {name: part.model_copy(update={"seed": part.seed + seed}) for name, part in parts.items()}
+    return config.model_copy(update=moved)
 
 
 def read_experiment(name: str, overrides: dict[str, Any] | None = None, source: str = "") -> ExperimentConfig:
@@ -138,8 +138,7 @@ R = TypeVar("R")
 class Trial(ABC, Generic[R]):
     """One seed of an experiment. `R` is the type of a trained method.
 
-    Attributes:
-        folder: holds `data/`, the outputs that methods share, and `results/`.
+    The folder has `data/`, the outputs that methods share, and `results/`.
     """
 
     folder: Path
@@ -168,13 +167,9 @@ def _remove(path: Path) -> None:
 
 @dataclass(frozen=True)
 class ExperimentStep(Generic[T]):
-    """A unit of work of a trial.
+    """A unit of work of a trial, done if its output exists in the trial's folder.
 
-    Attributes:
-        run: produces the output.
-        output: path in the trial's folder; the step is done if it exists.
-        needs: names of the steps that come before.
-        cost: approximate duration, relative to other steps.
+    `needs` names the steps that come before; `cost` is the approximate duration, relative to other steps.
     """
 
     run: Callable[[T, Report], None]
@@ -185,15 +180,7 @@ class ExperimentStep(Generic[T]):
 
 @dataclass(frozen=True)
 class ComparedMethod(Generic[T, R]):
-    """A row of a table.
-
-    Attributes:
-        name: label in the table.
-        kind: baseline, oracle or ours.
-        train: returns the trained method.
-        needs: names of the steps that come before, besides the data.
-        cost: approximate duration, relative to other steps.
-    """
+    """A row of a table: its label, kind and training; `needs` (besides the data) and `cost` as of a step."""
 
     name: str
     kind: MethodKind
@@ -203,25 +190,17 @@ class ComparedMethod(Generic[T, R]):
 
 
 def method_steps(methods: Mapping[str, ComparedMethod[T, R]], data: str) -> dict[str, ExperimentStep[T]]:
-    """Return a step for each method: train and judge it, and store its results.
+    """Return a step for each method, after the step `data`: train and judge it, and store its results."""
 
-    Args:
-        methods: key -> method.
-        data: name of the step that makes the data.
-    """
-
-    def run(key: str) -> Callable[[T, Report], None]:
-        def train_and_judge(trial: T, report: Report) -> None:
-            started = time.perf_counter()
-            trained = methods[key].train(trial, report)
-            seconds = time.perf_counter() - started
-            with new_file(trial.folder / "results" / f"{key}.parquet") as working:
-                trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
-
-        return train_and_judge
+    def train_and_judge(key: str, trial: T, report: Report) -> None:
+        started = time.perf_counter()
+        trained = methods[key].train(trial, report)
+        seconds = time.perf_counter() - started
+        with new_file(trial.folder / "results" / f"{key}.parquet") as working:
+            trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
 
     return {
-        key: ExperimentStep(run(key), f"results/{key}.parquet", (data, *method.needs), method.cost)
+        key: ExperimentStep(partial(train_and_judge, key), f"results/{key}.parquet", (data, *method.needs), method.cost)
         for key, method in methods.items()
     }
 
@@ -233,33 +212,22 @@ def keep_click_model(dataset: Dataset, config: ClickConfig, path: Path, report: 
 
 
 def baseline_policy(
-    ranker: Baseline,
-    dataset: Dataset,
-    featurizer: Featurizer,
-    config: ExperimentConfig | StoreConfig,
-    *,
-    trees: TreesConfig | None = None,
-    propensity: Propensity | None = None,
-    report: Report,
+    ranker: Baseline, dataset: Dataset, featurizer: Featurizer, config: ExperimentConfig | StoreConfig, **options: Any
 ) -> ScorerPolicy:
-    """Train a baseline with the settings of an experiment."""
-    scorer, _ = fit_baseline(
-        ranker,
-        dataset,
-        featurizer,
-        config=config.baseline,
-        scorer=config.scorer,
-        svm=config.svm,
-        trees=trees or TreesConfig(),
-        propensity=propensity,
-        report=report,
-    )
+    """Train a baseline with the settings of an experiment; `options` as in `fit_baseline`."""
+    settings: dict[str, Any] = {"config": config.baseline, "scorer": config.scorer, "svm": config.svm}
+    scorer, _ = fit_baseline(ranker, dataset, featurizer, **settings, **({"trees": TreesConfig()} | options))
     return ScorerPolicy(ranker, featurizer, scorer)
 
 
 def query_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
     """Return `[Q + 1]` offsets of the queries of a frame, whose rows are grouped by `query_id`."""
     return offsets_of_runs(frame["query_id"].rle_id().to_numpy())
+
+
+def shuffled_lists(frame: pl.DataFrame, rng: np.random.Generator) -> pl.DataFrame:
+    """Shuffle the rows of each query, so that their order does not reveal the position."""
+    return frame[np.lexsort((rng.random(frame.height), frame["query_id"].rle_id().to_numpy()))]
 
 
 def as_block(frame: pl.DataFrame) -> Block:

@@ -39,9 +39,7 @@ class MethodRow:
     """A row of Table 1.
 
     Attributes:
-        key: identifier such as `lambdarank-cpbm`.
-        name: label in the table.
-        kind: baseline, oracle, or ours.
+        key, name: identifier such as `lambdarank-cpbm`, and label in the table.
         mean: metric -> mean over seeds of the mean over test queries.
         deviation: metric -> standard deviation over seeds; NaN with one seed.
         p_value: metric -> for rows of ours, the largest Holm-corrected p-value of the paired t-tests against all
@@ -70,11 +68,7 @@ class StoreRow(MethodRow):
 
     The p-values are of paired t-tests on visits, the published figures of another store, and `seconds` covers both
     scenarios.
-
-    Attributes:
-        true: metric -> true mean.
-        true_deviation: metric -> standard deviation of the true mean over seeds.
-        true_p_value: metric -> as `p_value`, of the true metrics.
+    `true`, `true_deviation` and `true_p_value` are those of the true metrics.
     """
 
     true: Mapping[str, float] = field(default_factory=dict)
@@ -102,13 +96,7 @@ class ArchitectureRow:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper and whether it holds here.
-
-    Attributes:
-        text: the claim.
-        holds: None if this run cannot decide it.
-        figures: the evidence, in words.
-    """
+    """A claim of the paper, whether it holds here (None if this run cannot decide it), and the evidence in words."""
 
     text: str
     holds: bool | None
@@ -153,41 +141,27 @@ class ListExample:
 class Reproduction:
     """Results of one run of `urank reproduce`; experiments that were not requested are empty.
 
-    Attributes:
-        what: the requested experiments.
-        data: description of the documents.
-        seeds: number of seeds.
-        queries: test queries of all seeds (Section 5).
-        rows, claims: Table 1 and Section 5.4.
-        architectures, architecture_claims: Table 2.
-        curves, curve_claims: Figure 4.
-        example: Figure 3.
-        differences: the effect of each deviation from the paper.
-        store, store_claims: Table 3 and Section 6.1.
-        visits: test visits of all seeds (Section 6.1).
-        settings: as TOML.
-        versions: library -> version.
-        seconds: total training time.
+    Test queries are those of Section 5, test visits those of Section 6.1, both of all seeds.
     """
 
-    what: Sequence[str]
-    data: str
-    seeds: int
+    what: Sequence[str]  # the requested experiments
+    data: str  # description of the documents
+    seeds: int  # number of seeds
     queries: int = 0
-    rows: Sequence[MethodRow] = ()
-    claims: Sequence[Claim] = ()
-    architectures: Sequence[ArchitectureRow] = ()
+    rows: Sequence[MethodRow] = ()  # Table 1
+    claims: Sequence[Claim] = ()  # of Section 5.4
+    architectures: Sequence[ArchitectureRow] = ()  # Table 2
     architecture_claims: Sequence[Claim] = ()
-    curves: Sequence[PositionCurve] = ()
+    curves: Sequence[PositionCurve] = ()  # Figure 4
     curve_claims: Sequence[Claim] = ()
-    example: ListExample | None = None
-    differences: Sequence[Difference] = ()
-    store: Sequence[StoreRow] = ()
-    store_claims: Sequence[Claim] = ()
+    example: ListExample | None = None  # Figure 3
+    differences: Sequence[Difference] = ()  # the effect of each deviation from the paper
+    store: Sequence[StoreRow] = ()  # Table 3
+    store_claims: Sequence[Claim] = ()  # of Section 6.1
     visits: int = 0
-    settings: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    settings: str = ""  # as TOML
+    versions: Mapping[str, str] = field(default_factory=dict)  # by library
+    seconds: float = 0.0  # total training time
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict; unknown values are null."""
@@ -238,5 +212,4 @@ def _published_tables() -> dict[str, Any]:
 def _published(dataset: str) -> dict[str, Any]:
     if dataset not in DATASETS:
         raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{dataset}'")
-    found: dict[str, Any] = _published_tables()[dataset]
-    return found
+    return dict(_published_tables()[dataset])

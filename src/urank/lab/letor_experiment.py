@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import polars as pl
@@ -14,18 +14,9 @@ from numpy.typing import NDArray
 from urank.clicks.fitting import ClickConfig, predictions
 from urank.evaluation.click_quality import auc_metric
 from urank.evaluation.ranking_metrics import average_precision_metric, clicks_metric, ctr_metric, ndcg_metric
-from urank.lab.experiment import (
-    ComparedMethod,
-    ExperimentConfig,
-    ExperimentStep,
-    Trial,
-    as_block,
-    baseline_policy,
-    keep_click_model,
-    method_steps,
-    query_offsets,
-    table_array,
-)
+from urank.lab import experiment
+from urank.lab.experiment import ComparedMethod, ExperimentConfig, ExperimentStep, Trial
+from urank.lab.experiment_results import MethodKind
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
 from urank.lab.truth import read_truth, true_table
 from urank.learning.features import Featurizer, fit_featurizer
@@ -87,7 +78,7 @@ class LetorTrial(Trial[Policy]):
     @property
     def block(self) -> Block:
         """The candidates without labels and truth."""
-        return as_block(self.candidates.drop("table", "relevance"))
+        return experiment.as_block(self.candidates.drop("table", "relevance"))
 
     def judge(self, trained: Policy) -> pl.DataFrame:
         """Compute the metrics of Table 1 by the true table."""
@@ -112,11 +103,8 @@ class LetorTrial(Trial[Policy]):
             split = split_by_hash(stable_hash(truth["query_id"]), valid=valid, test=test)
             judging = truth.filter(pl.Series(split == SPLITS.index("test")))
             rng = np.random.default_rng(simulation.seed)
-            shuffled = judging.with_columns(__place=pl.Series(rng.random(judging.height))).sort(
-                pl.col("query_id").rle_id(), "__place"
-            )
             with new_file(self.folder / "candidates.parquet") as working:
-                shuffled.drop("__place").write_parquet(working)
+                experiment.shuffled_lists(judging, rng).write_parquet(working)
 
     def _simulation(self) -> SimulationConfig:
         given = self.config.simulation
@@ -133,9 +121,9 @@ def list_metrics(candidates: pl.DataFrame, position: NDArray[np.int64]) -> pl.Da
         candidates: a row for each item with `query_id`, `item_id`, `relevance` and `table`, grouped by query.
         position: `[rows]` the position of each item.
     """
-    offsets = query_offsets(candidates)
+    offsets = experiment.query_offsets(candidates)
     where = where_items(offsets)
-    table = pad(table_array(candidates), offsets)
+    table = pad(experiment.table_array(candidates), offsets)
     label = pad(candidates["relevance"].to_numpy().astype(np.float64), offsets)
     positions = pad(position, offsets, fill=1)
     values = {
@@ -153,33 +141,22 @@ LetorMethod = ComparedMethod[LetorTrial, Policy]
 LetorStep = ExperimentStep[LetorTrial]
 
 
-def _baseline(ranker: Baseline, variant: str) -> Callable[[LetorTrial, Report], Policy]:
-    def train(trial: LetorTrial, report: Report) -> Policy:
-        propensity: Propensity | None = None
-        if variant == "truth":
-            propensity = Known(true_table(trial.truth))
-        elif variant != "none":
-            propensity = load_propensity(trial.folder / STEPS[variant].output)
-        return baseline_policy(
-            ranker,
-            trial.dataset,
-            trial.featurizer,
-            trial.config,
-            trees=trial.config.trees,
-            propensity=propensity,
-            report=report,
-        )
-
-    return train
+def _baseline(ranker: Baseline, variant: str, trial: LetorTrial, report: Report) -> Policy:
+    propensity: Propensity | None = None
+    if variant == "truth":
+        propensity = Known(true_table(trial.truth))
+    elif variant != "none":
+        propensity = load_propensity(trial.folder / STEPS[variant].output)
+    options = {"trees": trial.config.trees, "propensity": propensity, "report": report}
+    return experiment.baseline_policy(ranker, trial.dataset, trial.featurizer, trial.config, **options)
 
 
-def _urank(clicks: str, settings: Callable[[ExperimentConfig], RankerConfig]) -> Callable[[LetorTrial, Report], Policy]:
-    def train(trial: LetorTrial, report: Report) -> Policy:
-        model = load_model(trial.folder / clicks).clicks
-        scorer, _ = fit_urank(trial.dataset, model, settings(trial.config), report=report)
-        return ModelPolicy("U-rank", RankingModel(model, scorer, "score"), "score")
-
-    return train
+def _urank(
+    clicks: str, settings: Callable[[ExperimentConfig], RankerConfig], trial: LetorTrial, report: Report
+) -> Policy:
+    model = load_model(trial.folder / clicks).clicks
+    scorer, _ = fit_urank(trial.dataset, model, settings(trial.config), report=report)
+    return ModelPolicy("U-rank", RankingModel(model, scorer, "score"), "score")
 
 
 def _urank_trees(trial: LetorTrial, report: Report) -> Policy:
@@ -223,27 +200,36 @@ def _weighted(
     ranker: Baseline, key: str, name: str, cost: float, variants: Sequence[str] = tuple(_VARIANTS)
 ) -> dict[str, LetorMethod]:
     """Return a ranker with several estimates of examination."""
-    return {
-        f"{key}-{variant}": LetorMethod(
-            f"{name}, {_VARIANTS[variant]}",
-            "oracle" if variant == "truth" else "baseline",
-            _baseline(ranker, variant),
-            needs=(variant,) if variant not in ("none", "truth") else (),
-            cost=cost,
-        )
-        for variant in variants
-    }
+    found = {}
+    for variant in variants:
+        kind: MethodKind = "oracle" if variant == "truth" else "baseline"
+        needs = (variant,) if variant not in ("none", "truth") else ()
+        label = f"{name}, {_VARIANTS[variant]}"
+        found[f"{key}-{variant}"] = LetorMethod(label, kind, partial(_baseline, ranker, variant), needs, cost)
+    return found
 
 
 def _ours(name: str, clicks: str, settings: Callable[[ExperimentConfig], RankerConfig]) -> LetorMethod:
-    return LetorMethod(name, "ours", _urank(clicks, settings), (clicks,), 4.0)
+    return LetorMethod(name, "ours", partial(_urank, clicks, settings), (clicks,), 4.0)
+
+
+def _faithful_but(**settings: str) -> Callable[[ExperimentConfig], RankerConfig]:
+    return lambda config: config.faithful.model_copy(update=settings)
+
+
+def _ctr2(trial: LetorTrial, report: Report) -> Policy:
+    return _SecondSlot(load_model(trial.folder / "clicks"))
+
+
+def _true_match(trial: LetorTrial, report: Report) -> Policy:
+    return TableMatch("KM", true_table(trial.candidates))
 
 
 METHODS: dict[str, LetorMethod] = {
     **_weighted("ranksvm", "svm", "SVMRank", 1.0),
     **_weighted("lambdarank", "lambdarank", "LambdaRank", 2.0),
     **_weighted("lambdarank-trees", "lambdarank-trees", "LambdaRank trees", 2.0, ("none", "truth")),
-    "dla": LetorMethod("DLA", "baseline", _baseline("dla", "none")),
+    "dla": LetorMethod("DLA", "baseline", partial(_baseline, "dla", "none")),
     "deepfm": LetorMethod("DeepFM", "baseline", _by_click_model("clicks-deepfm", "ctr1"), ("clicks-deepfm",), 0.1),
     "ctr1": LetorMethod("CTR-1", "baseline", _by_click_model("clicks", "ctr1"), ("clicks",), 0.1),
     "urank-paper": _ours("U-rank as printed", "clicks-vector", lambda config: config.faithful),
@@ -252,26 +238,10 @@ METHODS: dict[str, LetorMethod] = {
     "urank-match": LetorMethod("U-rank matching", "ours", _by_click_model("clicks", "match"), ("clicks",), 0.1),
     "urank-a1": _ours("U-rank on A1", "clicks-vector", lambda config: config.scorer),
     "urank-a2": _ours("U-rank on A2", "clicks-position", lambda config: config.scorer),
-    "urank-counterfactual": _ours(
-        "U-rank on A1, Eq. 3, stable",
-        "clicks-vector",
-        lambda config: config.faithful.model_copy(update={"form": "stable"}),
-    ),
-    "urank-printed-model": _ours(
-        "U-rank on A1, table, as printed",
-        "clicks-vector",
-        lambda config: config.faithful.model_copy(update={"target": "model"}),
-    ),
-    "ctr2": LetorMethod(
-        "CTR-1 of the released code",
-        "baseline",
-        lambda trial, report: _SecondSlot(load_model(trial.folder / "clicks")),
-        ("clicks",),
-        0.1,
-    ),
-    "km": LetorMethod(
-        "KM (oracle model)", "oracle", lambda trial, report: TableMatch("KM", true_table(trial.candidates)), cost=0.1
-    ),
+    "urank-counterfactual": _ours("U-rank on A1, Eq. 3, stable", "clicks-vector", _faithful_but(form="stable")),
+    "urank-printed-model": _ours("U-rank on A1, table, as printed", "clicks-vector", _faithful_but(target="model")),
+    "ctr2": LetorMethod("CTR-1 of the released code", "baseline", _ctr2, ("clicks",), 0.1),
+    "km": LetorMethod("KM (oracle model)", "oracle", _true_match, cost=0.1),
 }
 
 
@@ -292,7 +262,7 @@ def _cpbm(name: str, **settings: object) -> LetorStep:
 def _clicks(name: str, cost: float, **settings: object) -> LetorStep:
     def run(trial: LetorTrial, report: Report) -> None:
         config = ClickConfig.model_validate(trial.config.clicks.model_dump() | settings)
-        keep_click_model(trial.dataset, config, trial.folder / name, report)
+        experiment.keep_click_model(trial.dataset, config, trial.folder / name, report)
 
     return LetorStep(run, name, ("data",), cost)
 
@@ -323,5 +293,5 @@ STEPS: dict[str, LetorStep] = {
     "randomised": LetorStep(_randomised, "randomised.json", ("data",), 0.2),
     "cpbm": _cpbm("cpbm"),
     "cpbm-item": _cpbm("cpbm-item", context="item"),  # not in the paper: CPBM that sees the item's features
-    **method_steps(METHODS, data="data"),
+    **experiment.method_steps(METHODS, data="data"),
 }

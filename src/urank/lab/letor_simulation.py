@@ -9,6 +9,8 @@ Each stage has its own random generator, so that more sessions, for example, cha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -38,6 +40,7 @@ FEATURE_NOISE = 0.1
 SATURATION = 4.0
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def generate_letor(
@@ -75,13 +78,8 @@ def generate_letor(
     # The factors of a query's documents are correlated: queries retrieve similar documents.
     of_item[:, :QUERY_FACTORS] = 0.9 * of_item[:, :QUERY_FACTORS] + 0.45 * of_query
     relevance = latent_relevance(of_query, of_item) + noise * rng.standard_normal(len(query))
-    return Letor(
-        features=_observed(of_query, of_item, features, offsets, rng),
-        label=graded_labels(relevance),
-        query=query,
-        offsets=offsets,
-        item=None,
-    )
+    observed = _observed(of_query, of_item, features, offsets, rng)
+    return Letor(features=observed, label=graded_labels(relevance), query=query, offsets=offsets, item=None)
 
 
 def latent_relevance(of_query: Floats, of_item: Floats) -> Floats:
@@ -93,11 +91,8 @@ def latent_relevance(of_query: Floats, of_item: Floats) -> Floats:
     a query-level offset.
     """
     u, v = of_query.T, of_item.T
-    linear = v[0] + 0.5 * v[1]
     curved = 0.4 * v[3] * v[4] + np.tanh(v[5]) - 0.2 * v[7] ** 2
-    by_query = 0.3 * u[0] * v[6] + 0.5 * u[1]
-    relevance: Floats = linear + curved + by_query
-    return relevance
+    return np.asarray(v[0] + 0.5 * v[1] + curved + (0.3 * u[0] * v[6] + 0.5 * u[1]))
 
 
 def graded_labels(relevance: Floats, shares: tuple[float, ...] = LABEL_SHARES) -> NDArray[np.float32]:
@@ -131,26 +126,14 @@ def _observed(
     return columns
 
 
-def _heavy_tailed(signal: Floats, rng: np.random.Generator) -> Floats:
-    """Log-normal, like document lengths and link counts."""
-    skewed: Floats = np.exp(rng.uniform(2, 6) + rng.uniform(1, 2) * signal)
-    return skewed
-
-
-def _count(signal: Floats, rng: np.random.Generator) -> Floats:
-    """Integers with many zeros, like term frequencies."""
-    counts: Floats = np.floor(np.exp(rng.uniform(1.2, 1.8) + 0.8 * signal))
-    return counts
-
-
-def _bounded(signal: Floats, rng: np.random.Generator) -> Floats:
-    """From 0 to 1, like ratios and normalised scores."""
-    ratio: Floats = 1 / (1 + np.exp(rng.uniform(0.2, 0.6) - 1.5 * signal))
-    return ratio
-
-
-_KINDS = (_heavy_tailed, _count, _bounded)
-
+_KINDS: tuple[Callable[[Floats, np.random.Generator], Floats], ...] = (
+    # Log-normal, like document lengths and link counts.
+    lambda signal, rng: np.exp(rng.uniform(2, 6) + rng.uniform(1, 2) * signal),
+    # Integers with many zeros, like term frequencies.
+    lambda signal, rng: np.floor(np.exp(rng.uniform(1.2, 1.8) + 0.8 * signal)),
+    # From 0 to 1, like ratios and normalised scores.
+    lambda signal, rng: 1 / (1 + np.exp(rng.uniform(0.2, 0.6) - 1.5 * signal)),
+)
 
 MOST_LABEL = 64
 
@@ -219,33 +202,22 @@ class SimulationConfig(Settings):
             raise ValueError(str(error)) from error
         return self
 
-    @property
-    def traffic_shares(self) -> tuple[float, ...]:
-        """The share of the sessions of each logger."""
-        return self.traffic or (1 / self.loggers,) * self.loggers
-
 
 ROW_GROUP_BYTES = 64 << 20
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """An impression log and the truth behind it.
 
-    Attributes:
-        config: the settings.
-        oracle: the users.
-        bounds: `[2, F]` of the scaling (`scaling_bounds`); None if it is by rank.
-        log: one row for each impression, sorted by query, session and position.
-        candidates: the documents of the test queries (or of all) with `table`, the list of their K true click
-            probabilities; for cascade users `relevance_probability` instead.
+    The log has a row for each impression, sorted by query, session and position. The candidates are the documents of
+    the test queries (or of all) with `table`, the list of their K true click probabilities; for cascade users
+    `relevance_probability` instead.
     """
 
     config: SimulationConfig
     oracle: Oracle
-    bounds: NDArray[np.float64] | None
+    bounds: NDArray[np.float64] | None  # [2, F] of the scaling (`scaling_bounds`); None if it is by rank
     log: pl.DataFrame
     candidates: pl.DataFrame
 
@@ -257,34 +229,33 @@ def simulate(config: SimulationConfig, report: Report = silent) -> Simulation:
     """Simulate documents, users, loggers, sessions and clicks.
 
     Raises:
-        DataError: when `config.data` cannot be read.
-        ConfigError: when the labels of the data do not fit the parameters of the oracle.
+        DataError, ConfigError: when `config.data` cannot be read, or its labels do not fit the oracle's parameters.
     """
-    rng = {
-        name: np.random.default_rng(seed)
-        for name, seed in zip(_STREAMS, np.random.SeedSequence(config.seed).spawn(len(_STREAMS)), strict=True)
-    }
+    rng = dict(zip(_STREAMS, np.random.default_rng(config.seed).spawn(len(_STREAMS)), strict=True))
     report("simulate", 0, 4)
-    data = _documents(config, rng["data"])
+    if config.data is not None:
+        data = read_letor(config.data)
+    else:
+        sizes = {"min_items": max(1, round(0.8 * config.candidates)), "max_items": 2 * config.candidates}
+        data = generate_letor(config.queries, config.features, **sizes, noise=config.noise, rng=rng["data"])
     keep = draw_candidates(data.offsets, config.candidates, rng["candidates"])
     offsets = np.concatenate([[0], np.cumsum(keep)])[data.offsets]
     items = _items(config, data, keep, rng["values"])
     report("simulate", 1, 4)
 
     oracle = _oracle(config, data, rng["oracle"])
-    bounds, scaled = _scaled(config.scaling, data.features, keep)
+    # Bounds over all documents; ranks compare them with one another, so that all are scaled.
+    bounds = scaling_bounds(data.features, config.scaling) if config.scaling != "rank" else None
+    if bounds is None:
+        scaled = scale01(data.features, "rank")[keep]
+    else:
+        scaled = scale01(data.features[keep], config.scaling, bounds=bounds)
     truth = oracle.truth(scaled, data.label[keep], offsets)
     candidates = _candidates(config, items, truth)
     report("simulate", 2, 4)
 
-    ranks = logger_positions(
-        data.features[keep],
-        data.label[keep],
-        offsets,
-        loggers=config.loggers,
-        label_share=config.label_share,
-        rng=rng["loggers"],
-    )
+    weak: dict[str, Any] = {"loggers": config.loggers, "label_share": config.label_share, "rng": rng["loggers"]}
+    ranks = logger_positions(data.features[keep], data.label[keep], offsets, **weak)
     report("simulate", 3, 4)
     log = _log(config, items, offsets, ranks, oracle, truth, rng)
     report("simulate", 4, 4)
@@ -303,35 +274,33 @@ def write_simulation(
 
     Args:
         simulation: from `simulate`.
-        folder: a new or empty folder, written atomically.
+        folder: a new or empty folder, written atomically. If it cannot be written, it is unchanged.
         overwrite: replace an earlier simulation. A folder with anything else in it is never replaced.
         report: progress callback.
-
-    Raises:
-        ConfigError: when the folder is not empty or cannot be written; it is then unchanged.
     """
+    low, high = (None, None) if simulation.bounds is None else simulation.bounds.tolist()
+    scaling = {"method": simulation.config.scaling, "low": low, "high": high}
+    truth = json.dumps({"oracle": simulation.oracle.to_dict(), "scaling": scaling}, indent=2)
+    with simulation_folder(folder, "simulation.toml", simulation.config, overwrite=overwrite) as target:
+        report("write", 0, 2)
+        (target / "truth").mkdir()
+        (target / "truth" / "oracle.json").write_text(truth + "\n", encoding="utf-8")
+        _write_parquet(simulation.candidates, target / "truth" / "candidates.parquet")
+        report("write", 1, 2)
+        _write_parquet(simulation.log, target / "log.parquet")
+        report("write", 2, 2)
+
+
+@contextmanager
+def simulation_folder(folder: str | Path, marker: str, config: Settings, *, overwrite: bool) -> Iterator[Path]:
+    """Open the new output folder of a simulation, with its settings in the file `marker`."""
     try:
-        with new_folder(folder, marker="simulation.toml", overwrite=overwrite) as target:
-            report("write", 0, 2)
-            settings = simulation.config.model_dump(mode="json", exclude_none=True)
-            (target / "simulation.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-            (target / "truth").mkdir()
-            truth = json.dumps(_truth(simulation), indent=2)
-            (target / "truth" / "oracle.json").write_text(truth + "\n", encoding="utf-8")
-            _write_parquet(simulation.candidates, target / "truth" / "candidates.parquet")
-            report("write", 1, 2)
-            _write_parquet(simulation.log, target / "log.parquet")
-            report("write", 2, 2)
+        with new_folder(folder, marker=marker, overwrite=overwrite) as target:
+            settings = config.model_dump(mode="json", exclude_none=True)
+            (target / marker).write_text(tomli_w.dumps(settings), encoding="utf-8")
+            yield target
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
-
-
-def _truth(simulation: Simulation) -> dict[str, Any]:
-    low, high = (None, None) if simulation.bounds is None else simulation.bounds.tolist()
-    return {
-        "oracle": simulation.oracle.to_dict(),
-        "scaling": {"method": simulation.config.scaling, "low": low, "high": high},
-    }
 
 
 def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
@@ -352,15 +321,6 @@ def draw_candidates(offsets: Ints, most: int, rng: np.random.Generator) -> NDArr
     return keep
 
 
-def _documents(config: SimulationConfig, rng: np.random.Generator) -> Letor:
-    if config.data is not None:
-        return read_letor(config.data)
-    fewest, most = max(1, round(0.8 * config.candidates)), 2 * config.candidates
-    return generate_letor(
-        config.queries, config.features, min_items=fewest, max_items=most, noise=config.noise, rng=rng
-    )
-
-
 def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> Oracle:
     highest = float(data.label.max())
     label_max = config.label_max or (highest if config.data is not None else len(LABEL_SHARES) - 1.0)
@@ -372,26 +332,9 @@ def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> 
         raise ConfigError(f"labels are grades from 0 to {MOST_LABEL}; {config.data or 'the data'} has {highest:g}")
     if label_max < highest:
         raise ConfigError(f"label_max must be at least the highest label in the data, {highest:g}; got {label_max:g}")
-    uses_features = config.user in ("item", "query")
-    return Oracle(
-        user=config.user,
-        positions=config.positions,
-        label_max=label_max,
-        weights=tuple(attention_weights(data.n_features, config.eta, rng).tolist()) if uses_features else (),
-        epsilon=config.epsilon,
-        denominator=config.denominator,
-        gamma=config.gamma,
-    )
-
-
-def _scaled(
-    method: Scaling, features: NDArray[np.float32], keep: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
-    """Return the bounds over all documents, None for ranks, and the scaled features of the candidates."""
-    if method == "rank":
-        return None, scale01(features, method)[keep]
-    bounds = scaling_bounds(features, method)
-    return bounds, scale01(features[keep], method, bounds=bounds)
+    weights = attention_weights(data.n_features, config.eta, rng).tolist() if config.user in ("item", "query") else ()
+    users: dict[str, Any] = {"epsilon": config.epsilon, "denominator": config.denominator, "gamma": config.gamma}
+    return Oracle(config.user, config.positions, label_max, tuple(weights), **users)
 
 
 def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: np.random.Generator) -> pl.DataFrame:
@@ -399,11 +342,8 @@ def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: 
     query = pl.Series("query_id", data.query[keep]).cast(pl.String)
     query = query if config.data is not None else "q" + query.str.zfill(6)
     number = np.arange(len(keep)) - data.offsets[list_ids(data.offsets)] + 1
-    columns: dict[str, Any] = {
-        "query_id": query,
-        "item_id": query + "-" + pl.Series(number[keep]).cast(pl.String),
-        "relevance": data.label[keep],
-    }
+    item = query + "-" + pl.Series(number[keep]).cast(pl.String)
+    columns: dict[str, Any] = {"query_id": query, "item_id": item, "relevance": data.label[keep]}
     if config.values is not None:
         columns["value"] = rng.uniform(*config.values, len(keep)).astype(np.float32)[keep]
     columns |= {f"f{j}": column for j, column in enumerate(np.ascontiguousarray(data.features[keep].T), start=1)}
@@ -429,7 +369,8 @@ def _log(
     truth: NDArray[np.float64],
     rng: dict[str, np.random.Generator],
 ) -> pl.DataFrame:
-    K, kind, share, traffic = config.positions, config.randomise, config.randomise_share, config.traffic_shares
+    K, kind, share = config.positions, config.randomise, config.randomise_share
+    traffic = config.traffic or (1 / config.loggers,) * config.loggers
     query, shown = list_ids(offsets), np.minimum(np.diff(offsets), config.positions)
     session_query = np.repeat(np.arange(len(shown)), config.sessions)
     session_shown = shown[session_query]
@@ -440,11 +381,13 @@ def _log(
     where = np.arange(K) < session_shown[:, None]
     session, place = np.nonzero(where)
     base_rank = np.argsort(placements, axis=1)[where] + 1
-    row = _rows_by_rank(ranks, query, len(shown), K)[logger[session], session_query[session], base_rank - 1]
+    by_rank = np.full((len(ranks), len(shown), K), -1)  # the candidate at each position by logger and query
+    of_logger, of_row = np.nonzero(ranks <= K)
+    by_rank[of_logger, query[of_row], ranks[of_logger, of_row] - 1] = of_row
+    row = by_rank[logger[session], session_query[session], base_rank - 1]
     position = place + 1
-    clicks = oracle.sample_clicks(
-        truth, position, np.concatenate([[0], np.cumsum(session_shown)]), rng["clicks"], rows=row
-    )
+    session_offsets = np.concatenate([[0], np.cumsum(session_shown)])
+    clicks = oracle.sample_clicks(truth, position, session_offsets, rng["clicks"], rows=row)
     propensity = logging_probability(ranks, shown[query], traffic, kind=kind, share=share, K=K)[row, place]
     names = [f"logger-{n + 1}" for n in range(len(traffic))]
     policies = pl.Series([*names, *(f"{name}+{kind}" for name in names)])
@@ -465,11 +408,3 @@ def _log(
             "relevance": shown_items["relevance"],
         }
     ).hstack(shown_items.select("^f[0-9]+$"))
-
-
-def _rows_by_rank(ranks: Ints, query: Ints, queries: int, K: int) -> Ints:
-    """Return the candidate `[loggers, Q, K]` at each position by logger; −1 if a query has fewer."""
-    rows = np.full((len(ranks), queries, K), -1)
-    logger, row = np.nonzero(ranks <= K)
-    rows[logger, query[row], ranks[logger, row] - 1] = row
-    return rows

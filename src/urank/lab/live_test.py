@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import tomli_w
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from rich.text import Text
 
 from urank.abtest.analysis import Analysis, analyse
@@ -22,30 +21,19 @@ from urank.abtest.effects import Effect
 from urank.abtest.exposures import Exposures, assign_arms, read_exposures
 from urank.abtest.metrics import Metric
 from urank.clicks.fitting import ClickConfig
-from urank.config import Settings, to_jsonable
+from urank.config import to_jsonable
 from urank.errors import ConfigError
-from urank.lab.appstore import (
-    FIRST_DAY,
-    PRODUCTION,
-    Ranker,
-    Requests,
-    ServedVisits,
-    draw_requests,
-    expected_downloads,
-    learn,
-    production_ranker,
-    ranked_by,
-    serve,
-    write_days,
-)
-from urank.lab.market import MORE_DAYS, Market, MarketConfig, build_market
+from urank.lab import appstore
+from urank.lab.appstore import FIRST_DAY, PRODUCTION, Requests, ServedVisits, learn
+from urank.lab.experiment import add_seed
+from urank.lab.letor_simulation import simulation_folder
+from urank.lab.market import AbTestSchedule, build_market
 from urank.progress import Report, silent
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.urank_network import RankerConfig
 from urank.report.abtest_report import LIFTS, OUTCOME_STYLES, analysis_sections, level, outcome
 from urank.report.page import Section, write_page
 from urank.report.tables import Table, bullet, number, percent, print_tables
-from urank.storage import new_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,43 +42,18 @@ CONTROL, TREATMENT = "DeepFM", "U-rank"
 """The arms, named after their rankers in the A/B test."""
 
 
-class AbTestConfig(Settings):
+class AbTestConfig(AbTestSchedule):
     """Settings of a simulated A/B test; the same settings give the same bytes."""
 
-    market: MarketConfig = Field(
-        MarketConfig(users=60_000, visits=0.4, warmup_days=1),
-        description="users and apps, as in `urank appstore`",
-    )
-    share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
-    before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
-    during: int = Field(10, ge=1, le=365, description="days of the A/B test")
-    after: int = Field(7, ge=0, le=365, description="days of the second A/A test")
-    retrain: int = Field(5, ge=1, le=365, description="days between trainings of the arms' rankers")
-    window: int = Field(7, ge=1, le=365, description="days of an arm's log on which its ranker is trained")
-    method: Literal["score", "match"] = Field("score", description="U-rank's order: by score, or by the matching")
     production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
     clicks: ClickConfig = Field(
         ClickConfig(families=("monotone",), backbone="deepfm"), description="the click model of U-rank"
     )
     scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
-    seed: int = Field(0, ge=0, description="added to all other seeds")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.days > self.market.days + MORE_DAYS:
-            raise ValueError(f"before, during and after must be {self.market.days + MORE_DAYS} days in all at most")
-        return self
-
-    @property
-    def days(self) -> int:
-        """Days of the whole test."""
-        return self.before + self.during + self.after
 
     def seeded(self) -> AbTestConfig:
         """Add the seed to all other seeds, and set it to 0."""
-        parts = {name: getattr(self, name) for name in ("market", "production", "clicks", "scorer")}
-        moved = {name: part.model_copy(update={"seed": part.seed + self.seed}) for name, part in parts.items()}
-        return self.model_copy(update=moved | {"seed": 0})
+        return add_seed(self, self.seed, ("market", "production", "clicks", "scorer")).model_copy(update={"seed": 0})
 
 
 @dataclass(frozen=True)
@@ -108,16 +71,13 @@ class Learned:
 class AbTestRun:
     """The output of a simulated test.
 
-    Attributes:
-        folder: with `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`.
-        config: the settings, with the seed added to all seeds.
-        learned: the rankers trained during the test.
-        truth: a row for each day: the expected downloads per visit of each arm, relative to the production ranker on
-            the same visits, and the lift of the treatment.
+    The folder has `exposures.parquet`, which `urank abtest analyse` reads, and `abtest.toml`. `truth` has a row for
+    each day: the expected downloads per visit of each arm, relative to the production ranker on the same visits, and
+    the lift of the treatment.
     """
 
     folder: Path
-    config: AbTestConfig
+    config: AbTestConfig  # with the seed added to all seeds
     learned: list[Learned]
     truth: pl.DataFrame
 
@@ -127,16 +87,15 @@ class _RunningTest:
 
     def __init__(self, config: AbTestConfig, report: Report) -> None:
         self.config, self.report = config, report
-        self.market: Market = build_market(config.market)
-        names = pl.Series(self.market.user_names)
+        self.market = build_market(config.market)
         shares = {CONTROL: config.share, TREATMENT: config.share}
-        self.arm = assign_arms(names, shares, salt=f"appstore-{config.market.seed}")
+        self.arm = assign_arms(pl.Series(self.market.user_names), shares, salt=f"appstore-{config.market.seed}")
         self.treated = (self.arm == TREATMENT).fill_null(False).to_numpy()
         self.logs: list[pl.DataFrame] = []
         self.learned: list[Learned] = []
         self.truth: list[dict[str, float]] = []
-        self.report("learn the production ranker", 0, None)
-        self.production = production_ranker(self.market, config.production, report=report)
+        report("learn the production ranker", 0, None)
+        self.production = appstore.production_ranker(self.market, config.production, report=report)
         self.rankers = {CONTROL: self.production, TREATMENT: self.production}
 
     def days(self) -> Iterator[ServedVisits]:
@@ -152,59 +111,45 @@ class _RunningTest:
             yield self._serve(day)
 
     def _serve(self, day: int) -> ServedVisits:
-        requests = draw_requests(self.market, day, among=self.arm.is_not_null().to_numpy())
-        orders = {arm: ranked_by(model, self._method(model)) for arm, model in self.rankers.items()}
+        requests = appstore.draw_requests(self.market, day, among=self.arm.is_not_null().to_numpy())
         treated = self.treated[requests.user]
         if treated.all() or not treated.any():
             raise ConfigError(f"an arm has no visits on day {day}; users · share · visits must be larger")
-        self.truth.append({"day": day, **self._truth(requests, orders, treated)})
-        ranker = _by_arm(orders, treated)
-        served = serve(requests, ranker, policy="live")
+        orders = {
+            arm: appstore.ranked_by(model, "ctr1" if model.scorer is None else self.config.method)
+            for arm, model in self.rankers.items()
+        }
+        visits = {CONTROL: ~treated, TREATMENT: treated}
+        # Over the arm's own users, on whom its ranker was trained; relative to a common ranker, so that differences
+        # between the users of the arms cancel.
+        true = {}
+        for arm, chosen in visits.items():
+            own = requests.only(chosen)
+            base = appstore.expected_downloads(own, appstore.ranked_by(self.production, "ctr1"))
+            true[arm] = appstore.expected_downloads(own, orders[arm]) / base if base > 0 else float("nan")
+        self.truth.append({"day": day, **true, "lift": true[TREATMENT] / true[CONTROL] - 1})
+
+        def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
+            positions = np.empty(frame.height, dtype=np.int64)
+            for arm, chosen in visits.items():
+                rows = np.repeat(chosen, requests.app.shape[1])
+                positions[rows] = orders[arm](requests.only(chosen), frame.filter(pl.Series(rows)), rng)
+            return positions
+
+        served = appstore.serve(requests, rank, policy="live")
         users = served.log["user_id"].str.slice(len("user-")).cast(pl.Int64).to_numpy()
         log = served.log.with_columns(self.arm[users].alias("arm"))
         self.logs = [*self.logs, log][-self.config.window :]
         return ServedVisits(log, served.table)
 
-    def _truth(self, requests: Requests, orders: dict[str, Ranker], treated: NDArray[np.bool_]) -> dict[str, float]:
-        """Compute the expected downloads per visit of each arm, relative to the production ranker, and the lift.
-
-        Over the arm's own users, on whom its ranker was trained; relative to a common ranker, so that differences
-        between the users of the arms cancel.
-        """
-        found = {}
-        for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
-            own = requests.only(chosen)
-            base = expected_downloads(own, ranked_by(self.production, "ctr1"))
-            found[arm] = expected_downloads(own, orders[arm]) / base if base > 0 else float("nan")
-        return {**found, "lift": found[TREATMENT] / found[CONTROL] - 1}
-
-    def _method(self, model: RankingModel) -> Literal["score", "match", "ctr1"]:
-        return "ctr1" if model.scorer is None else self.config.method
-
     def _learn(self, arm: str, day: int) -> RankingModel:
         config = self.config
         log = pl.concat(self.logs).filter(pl.col("arm") == arm)
         started = time.perf_counter()
-        if arm == CONTROL:
-            model = learn(log, config.production, report=self.report)
-        else:
-            model = learn(log, config.clicks, config.scorer, report=self.report)
+        settings = (config.production,) if arm == CONTROL else (config.clicks, config.scorer)
+        model = learn(log, *settings, report=self.report)
         self.learned.append(Learned(day, arm, model.name, log.height, time.perf_counter() - started))
         return model
-
-
-def _by_arm(rankers: dict[str, Ranker], treated: NDArray[np.bool_]) -> Ranker:
-    """Return a ranker that serves each visit by the ranker of its user's arm."""
-
-    def rank(requests: Requests, frame: pl.DataFrame, rng: np.random.Generator) -> NDArray[np.int64]:
-        positions = np.empty(frame.height, dtype=np.int64)
-        for arm, chosen in ((CONTROL, ~treated), (TREATMENT, treated)):
-            rows = np.repeat(chosen, requests.app.shape[1])
-            if chosen.any():
-                positions[rows] = rankers[arm](requests.only(chosen), frame.filter(pl.Series(rows)), rng)
-        return positions
-
-    return rank
 
 
 def simulate_abtest(
@@ -219,25 +164,20 @@ def simulate_abtest(
 
     Args:
         config: settings.
-        folder: a new or empty folder, written atomically.
-        overwrite: replace an earlier test. A folder with anything else in it is never replaced.
+        folder: as in `write_appstore`.
+        overwrite: as in `write_appstore`.
         finish: writes further files into the folder before it is renamed.
         report: progress callback.
     """
     folder = Path(folder)
     config = config.seeded()
-    try:
-        with new_folder(folder, marker="abtest.toml", overwrite=overwrite) as target:
-            test = _RunningTest(config, report)
-            write_days(target / "exposures.parquet", test.days(), config.days, "days of the test", report)
-            truth = pl.DataFrame(test.truth)
-            truth.write_parquet(target / "truth.parquet")
-            settings = config.model_dump(mode="json", exclude_none=True)
-            (target / "abtest.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-            if finish is not None:
-                finish(AbTestRun(target, config, test.learned, truth))
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    with simulation_folder(folder, "abtest.toml", config, overwrite=overwrite) as target:
+        test = _RunningTest(config, report)
+        appstore.write_days(target / "exposures.parquet", test.days(), config.days, "days of the test", report)
+        truth = pl.DataFrame(test.truth)
+        truth.write_parquet(target / "truth.parquet")
+        if finish is not None:
+            finish(AbTestRun(target, config, test.learned, truth))
     return AbTestRun(folder, config, test.learned, truth)
 
 
@@ -246,14 +186,9 @@ AA_BEFORE, AB, AA_AFTER = "A/A before", "A/B", "A/A after"
 
 @dataclass(frozen=True)
 class PeriodVerdict:
-    """One metric in one period of the test.
+    """One metric in one period of the test ("A/A before", "A/B" or "A/A after"), from its first to its last day.
 
-    Attributes:
-        period: "A/A before", "A/B" or "A/A after".
-        start, end: its first and last day.
-        metric: the metric.
-        effect: of the treatment, in this period alone.
-        true_lift: over the period; 0 in an A/A test.
+    The effect is of this period alone; the true lift is 0 in an A/A test.
     """
 
     period: str
@@ -276,18 +211,12 @@ class PeriodVerdict:
 
 @dataclass(frozen=True, eq=False)
 class JudgedTest:
-    """The analysis of a simulated test.
-
-    Attributes:
-        run: the test.
-        ab: the A/B test, with the first A/A test as its pre-period.
-        aa_before, aa_after: the A/A tests, each alone; `aa_after` is None if there was none.
-    """
+    """The analysis of a simulated test."""
 
     run: AbTestRun
-    ab: Analysis
-    aa_before: Analysis
-    aa_after: Analysis | None
+    ab: Analysis  # the A/B test, with the first A/A test as its pre-period
+    aa_before: Analysis  # each A/A test alone
+    aa_after: Analysis | None  # None if there was none
 
     @property
     def true_lifts(self) -> dict[str, float]:
@@ -302,8 +231,15 @@ class JudgedTest:
 
     @property
     def verdicts(self) -> list[PeriodVerdict]:
-        """By period, then by metric."""
-        return list(self._verdicts())
+        """By period, then by metric; without revenue, since the truth is of downloads."""
+        parts = {AA_BEFORE: self.aa_before, AB: self.ab}
+        parts |= {} if self.aa_after is None else {AA_AFTER: self.aa_after}
+        return [
+            PeriodVerdict(period, found.start, found.end, result.metric, result.effect, self._lift_over(found))
+            for period, found in parts.items()
+            for result in found.results
+            if result.metric.numerator != "revenue"
+        ]
 
     @property
     def sentence(self) -> str:
@@ -320,26 +256,11 @@ class JudgedTest:
         verdicts = [
             asdict(each) | {"holds_zero": each.holds_zero, "holds_truth": each.holds_truth} for each in self.verdicts
         ]
-        summary: dict[str, Any] = to_jsonable(
-            {
-                "sentence": self.sentence,
-                "true_lift": self.true_lift,
-                "true_lifts": self.true_lifts,
-                "verdicts": verdicts,
-                "learned": [asdict(each) for each in self.run.learned],
-            }
-        )
+        found = {"sentence": self.sentence, "true_lift": self.true_lift, "true_lifts": self.true_lifts}
+        learned = [asdict(each) for each in self.run.learned]
+        summary: dict[str, Any] = to_jsonable(found | {"verdicts": verdicts, "learned": learned})
         analyses = {"ab": self.ab, "aa_before": self.aa_before, "aa_after": self.aa_after}
         return summary | {name: None if found is None else found.to_dict() for name, found in analyses.items()}
-
-    def _verdicts(self) -> Iterator[PeriodVerdict]:
-        parts = {AA_BEFORE: self.aa_before, AB: self.ab}
-        parts |= {} if self.aa_after is None else {AA_AFTER: self.aa_after}
-        for period, found in parts.items():
-            true = self._lift_over(found)
-            for result in found.results:
-                if result.metric.numerator != "revenue":  # the truth is of downloads
-                    yield PeriodVerdict(period, found.start, found.end, result.metric, result.effect, true)
 
     def _lift_over(self, found: Analysis) -> float:
         """Compute the lift of sums over days, like the estimate; it is not the mean of the daily lifts."""
@@ -380,29 +301,15 @@ def judge_abtest(
     launch, last = config.before + 1, config.before + config.during
 
     def judged(seen: Exposures, first: int, final: int) -> Analysis:
-        return analyse(
-            seen,
-            control=CONTROL,
-            treatment=TREATMENT,
-            start=day_name(first),
-            end=day_name(final),
-            splits=splits,
-            seed=seed,
-            report=report,
-        )
+        days: dict[str, Any] = {"start": day_name(first), "end": day_name(final)}
+        return analyse(seen, control=CONTROL, treatment=TREATMENT, **days, splits=splits, seed=seed, report=report)
 
     def alone(first: int, final: int) -> Analysis:
-        return judged(_cut(log, first, final), first, final)
+        names = [day_name(day) for day in range(first, final + 1)]
+        return judged(log.where(pl.Series(log.days).is_in(names).to_numpy()[log.day]), first, final)
 
     after = alone(last + 1, config.days) if config.after else None
     return JudgedTest(run, judged(log, launch, last), alone(1, config.before), after)
-
-
-def _cut(log: Exposures, first: int, last: int) -> Exposures:
-    """Remove the exposures of other days; the days stay."""
-    names = {day_name(day) for day in range(first, last + 1)}
-    kept = pl.Series(log.days).is_in(list(names)).to_numpy()
-    return log.where(kept[log.day])
 
 
 LIVE_PERIODS = {"before": "A/A", "test": "A/B", "after": "A/A"}
@@ -436,21 +343,16 @@ def print_judged(judged: JudgedTest, console: Console) -> None:
 
 def write_judged(judged: JudgedTest, path: str | Path) -> None:
     """Write the page with plots."""
-    write_page(path, "A simulated live test", judged.sentence, judged_sections(judged), footer="urank abtest simulate")
-
-
-def judged_sections(judged: JudgedTest) -> list[Section]:
-    """Return the sections of the page."""
     parts = "A/A, A/B, A/A" if judged.aa_after is not None else "A/A, A/B"
-    *found, how = analysis_sections(
-        judged.ab, truth=judged.true_lift, true_lifts=judged.true_lifts, periods=LIVE_PERIODS
-    )
-    return [
+    truth: dict[str, Any] = {"truth": judged.true_lift, "true_lifts": judged.true_lifts}
+    *found, how = analysis_sections(judged.ab, **truth, periods=LIVE_PERIODS)
+    sections = [
         Section(parts, paragraphs=[_WHAT], tables=[_verdict_table(judged)], notes=[_VERDICTS, _PAPER]),
         *found,
         Section("Rankers", paragraphs=[_RANKERS], tables=[_learned_table(judged)]),
         how,
     ]
+    write_page(path, "A simulated live test", judged.sentence, sections, footer="urank abtest simulate")
 
 
 def _verdict_table(judged: JudgedTest) -> Table:
@@ -473,13 +375,8 @@ def _verdict_table(judged: JudgedTest) -> Table:
 
 def _learned_table(judged: JudgedTest) -> Table:
     """The rankers that were trained during the test."""
-    learned = judged.run.learned
-    return Table.of_columns(
-        {
-            "arm": [each.arm for each in learned],
-            "from day": [str(each.day) for each in learned],
-            "model": [each.model for each in learned],
-            "impressions": [f"{each.impressions:,}" for each in learned],
-            "seconds": [number(each.seconds, 1) for each in learned],
-        }
-    )
+    rows = [
+        (each.arm, str(each.day), each.model, f"{each.impressions:,}", number(each.seconds, 1))
+        for each in judged.run.learned
+    ]
+    return Table(("arm", "from day", "model", "impressions", "seconds"), rows)

@@ -71,8 +71,7 @@ def standardised(features: NDArray[Any]) -> Floats:
     counts = np.maximum(known.sum(axis=0), 1)
     x = np.where(known, x - np.sum(x, axis=0, where=known) / counts, 0.0)
     deviation = np.sqrt(np.sum(x**2, axis=0) / counts)
-    scaled: Floats = x / np.where(deviation > 1e-9, deviation, np.inf)
-    return scaled
+    return np.asarray(x / np.where(deviation > 1e-9, deviation, np.inf))
 
 
 def sample_queries(offsets: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -98,8 +97,7 @@ def ridge_weights(x: Floats, target: Floats, penalty: float) -> Floats:
     """
     centred = x - x.mean(axis=0)
     gram = centred.T @ centred + penalty * len(x) * np.eye(x.shape[1])
-    weights: Floats = np.linalg.solve(gram, centred.T @ (target - target.mean()))
-    return weights
+    return np.asarray(np.linalg.solve(gram, centred.T @ (target - target.mean())))
 
 
 def draw_placements(kind: Randomisation, shown: Ints, width: int, rng: np.random.Generator) -> Ints:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from itertools import accumulate
+from typing import Literal, Self
 
 import numpy as np
 import polars as pl
@@ -71,36 +72,53 @@ class MarketConfig(Settings):
         return self
 
 
+MORE_DAYS = 60
+"""Further days with a popularity, for an A/B test."""
+
+
+class AbTestSchedule(Settings):
+    """Users, arms and days of a simulated A/B test: its settings apart from those of the rankers."""
+
+    market: MarketConfig = Field(
+        MarketConfig(users=60_000, visits=0.4, warmup_days=1), description="users and apps, as in `urank appstore`"
+    )
+    share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
+    before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
+    during: int = Field(10, ge=1, le=365, description="days of the A/B test")
+    after: int = Field(7, ge=0, le=365, description="days of the second A/A test")
+    retrain: int = Field(5, ge=1, le=365, description="days between trainings of the arms' rankers")
+    window: int = Field(7, ge=1, le=365, description="days of an arm's log on which its ranker is trained")
+    method: Literal["score", "match"] = Field("score", description="U-rank's order: by score, or by the matching")
+    seed: int = Field(0, ge=0, description="added to all other seeds")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.days > self.market.days + MORE_DAYS:
+            raise ValueError(f"before, during and after must be {self.market.days + MORE_DAYS} days in all at most")
+        return self
+
+    @property
+    def days(self) -> int:
+        """Days of the whole test."""
+        return self.before + self.during + self.after
+
+
 @dataclass(frozen=True, eq=False)
 class Market:
-    """The users and the apps.
-
-    Attributes:
-        config: the settings.
-        device, region: `[users]` indices into `DEVICES` and `REGIONS`.
-        taste: `[users, d]`.
-        eagerness: `[users]`, added to the log odds of every download.
-        activity: `[users]`, expected visits a day.
-        category: `[apps]`, index into `CATEGORIES`.
-        genre: `[apps, d]`, compared with tastes.
-        thumbnail: `[apps]`, attractiveness from 0 to 1.
-        bid: `[apps]`, the value of a download.
-        weights: of the exponent of attention: one for each category, each device, and the thumbnail.
-        local: `[regions, categories]`, added to the log odds.
-    """
+    """The users and the apps; d is the number of tastes."""
 
     config: MarketConfig
-    device: Ints
-    region: Ints
-    taste: Floats
-    eagerness: Floats
-    activity: Floats
-    category: Ints
-    genre: Floats
-    thumbnail: Floats
-    bid: Floats
-    weights: Floats
-    local: Floats
+    device: Ints  # [users], index into DEVICES
+    region: Ints  # [users], index into REGIONS
+    taste: Floats  # [users, d]
+    eagerness: Floats  # [users], added to the log odds of every download
+    activity: Floats  # [users], expected visits a day
+    category: Ints  # [apps], index into CATEGORIES
+    genre: Floats  # [apps, d], compared with tastes
+    thumbnail: Floats  # [apps], attractiveness from 0 to 1
+    bid: Floats  # [apps], the value of a download
+    weights: Floats  # of the exponent of attention: one for each category, each device, and the thumbnail
+    local: Floats  # [regions, categories], added to the log odds
 
     @cached_property
     def popularity(self) -> Floats:
@@ -108,14 +126,9 @@ class Market:
         config = self.config
         rng = _rng(config, "popularity")
         days = 1 + config.random_days + config.warmup_days + config.days + MORE_DAYS
-        level = 1.0 * rng.standard_normal(config.apps)
+        level = rng.standard_normal(config.apps)
         steps = config.drift * rng.standard_normal((days, config.apps))
-        wandering = np.empty_like(steps)
-        now = np.zeros(config.apps)
-        for day in range(days):
-            now = 0.95 * now + steps[day]
-            wandering[day] = now
-        return np.asarray(level + wandering)
+        return np.asarray(level + np.array(list(accumulate(steps, lambda now, step: 0.95 * now + step))))
 
     def day(self, day: int) -> int:
         """Return the row of `popularity` of a day; day 1 is the first of the log, earlier days are 0, −1, …"""
@@ -173,9 +186,6 @@ class Market:
         """The id of each user."""
         return [f"user-{number:06}" for number in range(self.config.users)]
 
-
-MORE_DAYS = 60
-"""Further days with a popularity, for an A/B test."""
 
 _STREAMS = ("users", "apps", "attention", "popularity", "measured")
 

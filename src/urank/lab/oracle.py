@@ -22,9 +22,11 @@ from urank.log.columns import signed_log
 from urank.log.ragged import list_ids, pad, where_items
 
 Scaling = Literal["minmax", "log", "rank"]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
-def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float64]:
+def scaling_bounds(features: NDArray[Any], method: Scaling) -> Floats:
     """Return the lowest and highest finite value of each column `[2, F]`, after the logarithm for `log`.
 
     >>> scaling_bounds(np.array([[1.0, np.nan], [3.0, 5.0]]), "minmax").tolist()
@@ -37,13 +39,11 @@ def scaling_bounds(features: NDArray[Any], method: Scaling) -> NDArray[np.float6
     known = finite.any(axis=0)
     low = np.where(known, np.min(features, axis=0, where=finite, initial=np.inf), 0)
     high = np.where(known, np.max(features, axis=0, where=finite, initial=-np.inf), 0)
-    bounds: NDArray[np.float64] = np.stack([low, high]).astype(np.float64)
+    bounds: Floats = np.stack([low, high]).astype(np.float64)
     return signed_log(bounds) if method == "log" else bounds
 
 
-def scale01(
-    features: NDArray[Any], method: Scaling = "log", *, bounds: NDArray[np.float64] | None = None
-) -> NDArray[np.float64]:
+def scale01(features: NDArray[Any], method: Scaling = "log", *, bounds: Floats | None = None) -> Floats:
     """Scale each column of `[rows, F]` to [0, 1]. Constant columns and NaN become 0.
 
     Args:
@@ -60,7 +60,11 @@ def scale01(
     if method == "rank":
         if bounds is not None:
             raise ConfigError("scaling by rank takes no bounds: it compares the given rows with one another")
-        return _scale_by_rank(np.asarray(features, dtype=np.float64))
+        below = np.zeros(features.shape)
+        for column, target in zip(np.asarray(features, dtype=np.float64).T, below.T, strict=True):
+            known = ~np.isnan(column)
+            target[known] = np.searchsorted(np.sort(column[known]), column[known], side="left")
+        return np.asarray(below / np.maximum(below.max(axis=0, initial=0), 1))
     low, high = scaling_bounds(features, method) if bounds is None else bounds
     x = signed_log(features) if method == "log" else np.asarray(features, dtype=np.float64)
     width = np.where(high > low, high - low, 1.0)
@@ -68,16 +72,7 @@ def scale01(
     return np.where(np.isnan(scaled) | (high <= low), 0.0, scaled)
 
 
-def _scale_by_rank(features: NDArray[np.float64]) -> NDArray[np.float64]:
-    below = np.zeros(features.shape)
-    for column, target in zip(features.T, below.T, strict=True):
-        known = ~np.isnan(column)
-        target[known] = np.searchsorted(np.sort(column[known]), column[known], side="left")
-    scaled: NDArray[np.float64] = below / np.maximum(below.max(axis=0, initial=0), 1)
-    return scaled
-
-
-def query_means(x: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def query_means(x: NDArray[Any], offsets: Ints) -> Floats:
     """Return the mean feature vector of each row's query `[rows, F]`: the context of CPBM.
 
     >>> query_means(np.array([[0.0], [1.0], [0.2]]), np.array([0, 2, 3])).ravel().tolist()
@@ -86,11 +81,9 @@ def query_means(x: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float
     sums = np.zeros((len(offsets) - 1, x.shape[1]))
     filled = np.diff(offsets) > 0
     sums[filled] = np.add.reduceat(x.astype(np.float64), offsets[:-1][filled], axis=0) if filled.any() else 0
-    means: NDArray[np.float64] = (sums / np.maximum(np.diff(offsets), 1)[:, None])[list_ids(offsets)]
-    return means
+    return np.asarray((sums / np.maximum(np.diff(offsets), 1)[:, None])[list_ids(offsets)])
 
 
-Floats = NDArray[np.float64]
 User = Literal["item", "query", "pbm", "cascade", "trust"]
 
 
@@ -104,8 +97,7 @@ def attention_weights(n_features: int, eta: float, rng: np.random.Generator) -> 
     ((50,), True, True)
     """
     w = rng.uniform(-eta, eta, n_features)
-    centred: Floats = w - w.mean()
-    return centred
+    return np.asarray(w - w.mean())
 
 
 def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
@@ -120,8 +112,7 @@ def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
     True
     """
     exponent = np.maximum(np.asarray(x, dtype=np.float64) @ np.asarray(w, dtype=np.float64) + 1, 0)
-    curve: Floats = np.exp(-exponent[:, None] * np.log(np.arange(1, K + 1)))
-    return curve
+    return np.asarray(np.exp(-exponent[:, None] * np.log(np.arange(1, K + 1))))
 
 
 def relevance_denominator(label_max: float) -> float:
@@ -153,8 +144,7 @@ def relevance_probability(
     if not ((y >= 0) & (y <= label_max)).all():
         raise ValueError(f"label must be from 0 to label_max, {label_max:g}; got {y.min():g} to {y.max():g}")
     gain = 2**y - 1
-    probability: Floats = epsilon + (1 - epsilon) * gain / (denominator or relevance_denominator(label_max))
-    return probability
+    return np.asarray(epsilon + (1 - epsilon) * gain / (denominator or relevance_denominator(label_max)))
 
 
 def trust_curves(K: int, *, gamma: float = 1.0, trust: float = 0.2) -> tuple[Floats, Floats]:
@@ -171,9 +161,7 @@ def trust_curves(K: int, *, gamma: float = 1.0, trust: float = 0.2) -> tuple[Flo
     return (1 - trust) / k**gamma, trust / k ** (gamma + 1)
 
 
-def table_probabilities(
-    table: NDArray[Any], positions: NDArray[np.int64], *, rows: NDArray[np.int64] | None = None
-) -> Floats:
+def table_probabilities(table: NDArray[Any], positions: Ints, *, rows: Ints | None = None) -> Floats:
     """Return P(click) of each impression: `table[row, position − 1]`, and 0 for positions past K.
 
     >>> table_probabilities(np.array([[0.9, 0.5], [0.4, 0.3]]), np.array([2, 3])).tolist()
@@ -184,7 +172,7 @@ def table_probabilities(
     return np.where(positions <= K, table[rows, np.minimum(positions, K) - 1], 0.0).astype(np.float64)
 
 
-def cascade_probabilities(relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> Floats:
+def cascade_probabilities(relevance: NDArray[Any], positions: Ints, offsets: Ints) -> Floats:
     """Compute P(click) `[rows]` of users who scan from the top and stop at the first click (Craswell et al. 2008).
 
     P(click at k) = r_k Π_{j above k} (1 − r_j). Items that are not shown must have relevance 0.
@@ -199,12 +187,11 @@ def cascade_probabilities(relevance: NDArray[Any], positions: NDArray[np.int64],
     np.cumprod(1 - r[:, :-1], axis=1, out=reached[:, 1:])
     probability = np.empty_like(r)
     np.put_along_axis(probability, order, r * reached, axis=1)
-    clicked: Floats = probability[mask]
-    return clicked
+    return np.asarray(probability[mask])
 
 
 def sample_cascade(
-    relevance: NDArray[Any], positions: NDArray[np.int64], offsets: NDArray[np.int64], rng: np.random.Generator
+    relevance: NDArray[Any], positions: Ints, offsets: Ints, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Draw clicks `[rows]` of cascade users: each item appeals or not, and the first that appeals is clicked.
 
@@ -216,8 +203,7 @@ def sample_cascade(
     lists = list_ids(offsets)
     first = np.full(len(offsets) - 1, np.iinfo(np.int64).max)
     np.minimum.at(first, lists[appeals], positions[appeals])
-    clicks: NDArray[np.bool_] = appeals & (positions == first[lists])
-    return clicks
+    return np.asarray(appeals & (positions == first[lists]))
 
 
 @dataclass(frozen=True)
@@ -228,25 +214,17 @@ class Oracle:
         user: `item`: examination depends on position and item features, as in the paper. `query`: on position and the
             mean features of the query, as in CPBM. `pbm`: 1/k^gamma for all items. `trust`: α_k r + β_k. `cascade`:
             from the top down to the first click.
-        positions: K.
-        label_max: the highest grade.
-        weights: w of `item` and `query`.
-        epsilon: the click probability of an irrelevant item that is examined.
-        denominator: of the relevance probability; 2^label_max − 1 by default.
-        gamma: the steepness of `pbm`, and of the default curves of `trust`.
-        alpha: α_k of `trust`; from `trust_curves` by default.
-        beta: β_k of `trust`, likewise.
     """
 
     user: User
-    positions: int
-    label_max: float
-    weights: tuple[float, ...] = ()
-    epsilon: float = 0.1
-    denominator: float | None = None
-    gamma: float = 1.0
-    alpha: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()
+    positions: int  # K
+    label_max: float  # the highest grade
+    weights: tuple[float, ...] = ()  # w of `item` and `query`
+    epsilon: float = 0.1  # the click probability of an irrelevant item that is examined
+    denominator: float | None = None  # of the relevance probability; 2^label_max − 1 by default
+    gamma: float = 1.0  # the steepness of `pbm`, and of the default curves of `trust`
+    alpha: tuple[float, ...] = ()  # α_k of `trust`; from `trust_curves` by default
+    beta: tuple[float, ...] = ()  # β_k of `trust`, likewise
 
     def __post_init__(self) -> None:
         if self.user not in get_args(User):
@@ -263,16 +241,13 @@ class Oracle:
         if self.user in ("item", "query") and not self.weights:
             raise ConfigError(f"the user {self.user!r} needs weights, one for each feature; got none")
         if self.user == "trust":
-            self._check_trust()
-
-    def _check_trust(self) -> None:
-        alpha, beta = trust_curves(self.positions, gamma=self.gamma)
-        object.__setattr__(self, "alpha", tuple(self.alpha or alpha.tolist()))
-        object.__setattr__(self, "beta", tuple(self.beta or beta.tolist()))
-        if len(self.alpha) != self.positions or len(self.beta) != self.positions:
-            raise ConfigError(f"alpha and beta need {self.positions} values; got {len(self.alpha)}, {len(self.beta)}")
-        if min(self.alpha) < 0 or min(self.beta) < 0 or (np.add(self.alpha, self.beta) > 1 + 1e-12).any():
-            raise ConfigError("alpha and beta must be at least 0 and sum to at most 1 at each position")
+            for name, curve in zip(("alpha", "beta"), trust_curves(self.positions, gamma=self.gamma), strict=True):
+                object.__setattr__(self, name, tuple(getattr(self, name) or curve.tolist()))
+            lengths = len(self.alpha), len(self.beta)
+            if lengths != (self.positions, self.positions):
+                raise ConfigError(f"alpha and beta need {self.positions} values; got {lengths[0]}, {lengths[1]}")
+            if min(self.alpha) < 0 or min(self.beta) < 0 or (np.add(self.alpha, self.beta) > 1 + 1e-12).any():
+                raise ConfigError("alpha and beta must be at least 0 and sum to at most 1 at each position")
 
     def relevance(self, label: ArrayLike) -> Floats:
         """Compute P(r = 1) of each row."""
@@ -280,7 +255,7 @@ class Oracle:
             label, epsilon=self.epsilon, label_max=self.label_max, denominator=self.denominator
         )
 
-    def examination(self, x: NDArray[Any], offsets: NDArray[np.int64]) -> Floats:
+    def examination(self, x: NDArray[Any], offsets: Ints) -> Floats:
         """Compute P(o = 1) `[rows, K]` of the users `item`, `query` and `pbm`."""
         if self.user == "pbm":
             return np.tile(np.arange(1, self.positions + 1) ** -float(self.gamma), (len(x), 1))
@@ -290,7 +265,7 @@ class Oracle:
             return examination(query_means(x, offsets), self.weights, self.positions)
         raise ConfigError(f"the user {self.user!r} has no examination probability apart from the item's relevance")
 
-    def table(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
+    def table(self, x: NDArray[Any], label: ArrayLike, offsets: Ints) -> Floats:
         """Compute the true click table `[rows, K]`: examination · relevance, or α_k r + β_k.
 
         Args:
@@ -305,17 +280,12 @@ class Oracle:
         r = self.relevance(label)[:, None]
         return np.asarray(self.alpha) * r + self.beta if self.user == "trust" else self.examination(x, offsets) * r
 
-    def truth(self, x: NDArray[Any], label: ArrayLike, offsets: NDArray[np.int64]) -> Floats:
+    def truth(self, x: NDArray[Any], label: ArrayLike, offsets: Ints) -> Floats:
         """Compute the table `[rows, K]`, or for cascade users the relevance probability `[rows]`."""
         return self.relevance(label) if self.user == "cascade" else self.table(x, label, offsets)
 
     def click_probabilities(
-        self,
-        truth: NDArray[Any],
-        positions: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        *,
-        rows: NDArray[np.int64] | None = None,
+        self, truth: NDArray[Any], positions: Ints, offsets: Ints, *, rows: Ints | None = None
     ) -> Floats:
         """Compute P(click) of each impression; its sum over a list is the expected number of clicks.
 
@@ -330,23 +300,14 @@ class Oracle:
         return table_probabilities(truth, positions, rows=rows)
 
     def sample_clicks(
-        self,
-        truth: NDArray[Any],
-        positions: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        rng: np.random.Generator,
-        *,
-        rows: NDArray[np.int64] | None = None,
+        self, truth: NDArray[Any], positions: Ints, offsets: Ints, rng: np.random.Generator, *, rows: Ints | None = None
     ) -> NDArray[np.bool_]:
         """Draw the clicks of users who see these lists; arguments as in `click_probabilities`."""
         if self.user == "cascade":
             return sample_cascade(self._shown(truth, positions, rows), positions, offsets, rng)
-        clicks: NDArray[np.bool_] = rng.random(len(positions)) < table_probabilities(truth, positions, rows=rows)
-        return clicks
+        return rng.random(len(positions)) < table_probabilities(truth, positions, rows=rows)
 
-    def _shown(
-        self, relevance: NDArray[Any], positions: NDArray[np.int64], rows: NDArray[np.int64] | None
-    ) -> NDArray[Any]:
+    def _shown(self, relevance: NDArray[Any], positions: Ints, rows: Ints | None) -> NDArray[Any]:
         return np.where(positions <= self.positions, relevance if rows is None else relevance[rows], 0.0)
 
     def to_dict(self) -> dict[str, Any]:

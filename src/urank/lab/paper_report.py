@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from math import ceil, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,8 @@ from urank.lab.experiment_results import (
     Reproduction,
     StoreRow,
 )
+from urank.report import style
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import (
-    BLUE,
-    COLOURS,
-    GREY,
-    GRID,
-    INK,
-    MARKERS,
-    new_axes,
-    new_figure,
-    plain_label,
-    style_axes,
-    wrapped_label,
-)
 from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, print_tables
 
 ORACLES = (
@@ -52,21 +41,14 @@ ORACLES = (
     "the other rows is in bold."
 )
 ORANGE = "#e8590c"
-KIND_COLOURS = {"baseline": GREY, "oracle": GRID, "ours": BLUE}
+KIND_COLOURS = {"baseline": style.GREY, "oracle": style.GRID, "ours": style.BLUE}
 _DECIMALS = {"CTR": 4}
 _HATCHES = {"oracle": "///"}
-_DIAMOND: dict[str, Any] = {
-    "marker": "D",
-    "markersize": 5,
-    "markerfacecolor": ORANGE,
-    "markeredgecolor": "white",
-    "zorder": 4,
-}
+_DIAMOND: dict[str, Any] = {"marker": "D", "ms": 5, "mfc": ORANGE, "mec": "white", "zorder": 4}
+_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": "small"}
 _NAME_WIDTH = 28
 _URANK = ("urank", "store-urank")
-
-
-# --- Rows ------------------------------------------------------------------------------------------------------------
 
 
 def _highest(rows: Sequence[MethodRow], metric: str) -> list[MethodRow]:
@@ -100,9 +82,6 @@ def has_spread(rows: Sequence[MethodRow]) -> bool:
     return any(isfinite(each) for row in rows for each in row.deviation.values())
 
 
-# --- Text ------------------------------------------------------------------------------------------------------------
-
-
 def figure_text(metric: str, mean: float) -> str:
     """Format a figure with as many decimals as in the paper.
 
@@ -124,14 +103,7 @@ def _starred(row: MethodRow, metric: str) -> str:
 
 
 def earnings(rows: Sequence[MethodRow], metric: str, verb: str, unit: str) -> Iterator[str]:
-    """Compare U-rank with the best baseline in words; without either, report what there is.
-
-    Args:
-        rows: of a table.
-        metric: which metric.
-        verb: such as `earns`.
-        unit: such as `clicks a query`.
-    """
+    """Compare U-rank with the best baseline in words, such as `earns` … `clicks a query`; else report what there is."""
     ours, baseline = leading_row(rows, metric), best_baseline(rows, metric)
     if ours is not None:
         earned = f"{ours.name} {verb} {figure_text(metric, ours.mean[metric])} {unit}"
@@ -163,9 +135,6 @@ def earnings_by_name(means: Mapping[str, float], metric: str, verb: str, unit: s
     return ", ".join(listed + [f"{name} {figure_text(metric, value)}" for name, value in others])
 
 
-# --- Tables ----------------------------------------------------------------------------------------------------------
-
-
 def performance_cells(rows: Sequence[MethodRow], metric: str) -> list[str]:
     """Return a column for a page: means with stars and deviations, the best in bold, oracles in italics."""
     best = _highest(rows, metric)
@@ -179,19 +148,12 @@ def performance_cells(rows: Sequence[MethodRow], metric: str) -> list[str]:
 
 def italic_oracles(rows: Sequence[MethodRow], cells: Sequence[str]) -> list[str]:
     """Set the cells of oracle rows in italics."""
-    return [
-        Markup("<em>{}</em>").format(cell) if row.kind == "oracle" else cell
-        for row, cell in zip(rows, cells, strict=True)
-    ]
+    italic = Markup("<em>{}</em>")
+    return [italic.format(cell) if row.kind == "oracle" else cell for row, cell in zip(rows, cells, strict=True)]
 
 
 def compact_columns(rows: Sequence[MethodRow], heads: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return columns for a terminal: names, with a dagger for oracles, and means with stars.
-
-    Args:
-        rows: of the table.
-        heads: metric -> header.
-    """
+    """Return columns for a terminal: names, with a dagger for oracles, and means with stars; `heads` by metric."""
     names = [f"{row.name} †" if row.kind == "oracle" else row.name for row in rows]
     return {"method": names} | {head: [_starred(row, metric) for row in rows] for metric, head in heads.items()}
 
@@ -219,29 +181,15 @@ def print_signs(rows: Sequence[MethodRow], console: Console, *others: str) -> No
     console.print()
 
 
-# --- Bars ------------------------------------------------------------------------------------------------------------
-
-
 def bar_chart(
-    rows: Sequence[MethodRow], metric: str, unit: str, caption: str, *, truth: Mapping[str, float] | None = None
+    rows: Sequence[MethodRow], metric: str, unit: str, caption: str, truth: Mapping[str, float] | None = None
 ) -> Chart:
     """Draw a bar for each row, the first at the top, with its deviation and a line at the best baseline.
 
-    Args:
-        rows: of a table.
-        metric: which metric.
-        unit: label of the x axis.
-        caption: format string with `{bars}` and `{line}`.
-        truth: key of a row -> true value, drawn as a diamond.
+    `caption` has the fields `{bars}` and `{line}`; `truth`, by the key of a row, is drawn as diamonds.
     """
-    whiskers = any(isfinite(row.deviation.get(metric, nan)) for row in rows)
-    bars = "whiskers are one standard deviation over seeds" if whiskers else "one seed, hence no whiskers"
-    line = "" if best_baseline(rows, metric) is None else " The dotted line is the best baseline."
-    return Chart(_bars(rows, metric, unit, truth or {}), caption.format(bars=bars, line=line))
-
-
-def _bars(rows: Sequence[MethodRow], metric: str, unit: str, truth: Mapping[str, float]) -> Figure:
-    figure, axes = new_axes(unit, "", height=0.9 + 0.32 * len(rows))
+    truth = truth or {}
+    figure, axes = style.new_axes(unit, "", height=0.9 + 0.32 * len(rows))
     axes.grid(visible=False)
     ends = [_bar(axes, place, row, metric, truth.get(row.key, nan)) for place, row in enumerate(rows)]
     handles: list[Artist] = [
@@ -249,18 +197,19 @@ def _bars(rows: Sequence[MethodRow], metric: str, unit: str, truth: Mapping[str,
         for kind, colour in KIND_COLOURS.items()
         if any(row.kind == kind for row in rows)
     ]
-    baseline = best_baseline(rows, metric)
-    if baseline is not None:
+    if baseline := best_baseline(rows, metric):
         at = baseline.mean[metric]
-        handles.append(axes.axvline(at, color=INK, linestyle=":", linewidth=1, label="best baseline"))
+        handles.append(axes.axvline(at, color=style.INK, linestyle=":", linewidth=1, label="best baseline"))
     if truth:
         handles.append(Line2D([], [], linestyle="none", label="true", **_DIAMOND))
-    axes.set_yticks(range(len(rows)), [wrapped_label(row.name, _NAME_WIDTH) for row in rows])
+    axes.set_yticks(range(len(rows)), [style.wrapped_label(row.name, _NAME_WIDTH) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.14 * max(filter(isfinite, ends), default=1.0) or 1.0)
-    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-    axes.legend(handles=handles, frameon=False, fontsize="small", ncols=len(handles), **above)
-    return figure
+    axes.legend(handles=handles, ncols=len(handles), **_ABOVE, **_LEGEND)
+    whiskers = any(isfinite(row.deviation.get(metric, nan)) for row in rows)
+    bars = "whiskers are one standard deviation over seeds" if whiskers else "one seed, hence no whiskers"
+    line = " The dotted line is the best baseline." if baseline else ""
+    return Chart(figure, caption.format(bars=bars, line=line))
 
 
 def _bar(axes: Axes, place: int, row: MethodRow, metric: str, truth: float) -> float:
@@ -271,21 +220,15 @@ def _bar(axes: Axes, place: int, row: MethodRow, metric: str, truth: float) -> f
         look: dict[str, Any] = {"color": KIND_COLOURS[row.kind], "hatch": _HATCHES.get(row.kind)}
         axes.barh(place, mean, height=0.66, edgecolor="white", linewidth=0, **look)
         if isfinite(deviation):
-            axes.errorbar(mean, place, xerr=deviation, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+            axes.errorbar(mean, place, xerr=deviation, fmt="none", ecolor=style.INK, elinewidth=1, capsize=2.5)
     if isfinite(truth):
         axes.plot(truth, place, **_DIAMOND)
         end = max(truth, end) if isfinite(end) else truth
-    axes.annotate(
-        _starred(row, metric),
-        (end if isfinite(end) else 0.0, place),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize="small",
-        fontweight="bold" if row.kind == "ours" else "normal",
-        fontstyle="italic" if row.kind == "oracle" else "normal",
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
-    )
+    font: dict[str, Any] = {"ours": {"fontweight": "bold"}, "oracle": {"fontstyle": "italic"}}.get(row.kind, {})
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+    at = (end if isfinite(end) else 0.0, place)
+    offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "bbox": box}
+    axes.annotate(_starred(row, metric), at, fontsize="small", **offset, **font)
     return end
 
 
@@ -331,14 +274,6 @@ _POINTS = (
 )
 
 
-def print_store(found: Reproduction, console: Console) -> None:
-    """Print both scenarios and the claims of Section 6.1."""
-    if found.store:
-        print_tables(console, (_compact_scenario_table(found.store, scenario) for scenario in SCENARIOS))
-        print_signs(found.store, console, "true: the expected value of the order")
-    print_claims(found.store_claims, console)
-
-
 def store_earnings(rows: Sequence[StoreRow]) -> Iterator[str]:
     """Compare U-rank with the best baseline in words, by the estimate and by the truth."""
     yield from earnings(rows, DOWNLOADS, "brings", "downloads a visit")
@@ -362,7 +297,7 @@ def store_sections(found: Reproduction) -> Iterator[Section]:
         yield Section("The claims of Section 6.1", tables=[claim_table(found.store_claims)], notes=[_CLAIMS])
     if any(isfinite(row.mean.get(DOWNLOADS, nan)) for row in rows):
         true = {row.key: row.true.get(DOWNLOADS, nan) for row in rows}
-        bars = bar_chart(rows, DOWNLOADS, "downloads a visit, debiased", _BARS, truth=true)
+        bars = bar_chart(rows, DOWNLOADS, "downloads a visit, debiased", _BARS, true)
         charts = [bars, Chart(_agreement_plot(rows), _POINTS)]
         yield Section("The debiased estimate and the truth", charts=charts)
 
@@ -384,11 +319,10 @@ def _table_section(rows: Sequence[StoreRow], seeds: int) -> Section:
 
 def _scenario_table(rows: Sequence[StoreRow], scenario: str) -> Table:
     """Return one scenario for a page: each debiased figure, and beside it the true one without its deviation."""
-    true = [MethodRow(row.key, row.name, row.kind, row.true, {}, row.true_p_value) for row in rows]
+    true = [replace(row.by_truth(), deviation={}) for row in rows]
     columns = {"method": italic_oracles(rows, [row.name for row in rows])}
     for metric, cutoff in _cutoffs(scenario).items():
-        columns[metric] = performance_cells(rows, metric)
-        columns[f"true{cutoff}"] = performance_cells(true, metric)
+        columns |= {metric: performance_cells(rows, metric), f"true{cutoff}": performance_cells(true, metric)}
     return Table.of_columns(columns)
 
 
@@ -396,10 +330,8 @@ def _compact_scenario_table(rows: Sequence[StoreRow], scenario: str) -> Table:
     """Return one scenario for a terminal: the debiased figures, then the true ones."""
     cutoffs = _cutoffs(scenario)
     estimated = compact_columns(rows, {metric: cutoff or metric for metric, cutoff in cutoffs.items()})
-    true = compact_columns(
-        [row.by_truth() for row in rows], {metric: f"true{cutoff}" for metric, cutoff in cutoffs.items()}
-    )
-    return Table.of_columns(estimated | true)
+    heads = {metric: f"true{cutoff}" for metric, cutoff in cutoffs.items()}
+    return Table.of_columns(estimated | compact_columns([row.by_truth() for row in rows], heads))
 
 
 def _cutoffs(scenario: str) -> dict[str, str]:
@@ -409,33 +341,26 @@ def _cutoffs(scenario: str) -> dict[str, str]:
 
 def _agreement_plot(rows: Sequence[StoreRow]) -> Figure:
     """Plot the debiased estimate over the truth, a panel for each scenario and a point for each method."""
-    figure = new_figure(7.2, 4.4, layout="constrained")
+    figure = style.new_figure(7.2, 4.4, layout="constrained")
     panels = figure.subplots(1, len(SCENARIOS), squeeze=False)[0]
-    for metric, axes in zip(SCENARIOS, panels, strict=True):
-        _agreement_panel(axes, rows, metric)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    for (metric, title), axes in zip(SCENARIOS.items(), panels, strict=True):
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.set(xlabel="true", ylabel="debiased estimate")
+        style.style_axes(axes, "both")
+        markers = {kind: cycle(_MARKERS) for kind in KIND_COLOURS}
+        ends: list[float] = []
+        for row in rows:
+            x, y = row.true.get(metric, nan), row.mean.get(metric, nan)
+            look = {"marker": next(markers[row.kind]), "color": KIND_COLOURS[row.kind], "edgecolor": style.INK}
+            axes.scatter(x, y, s=42, label=style.plain_label(row.name), **look)
+            ends += [x, y] if isfinite(x) and isfinite(y) else []
+        if ends:
+            low, high = min(ends), max(ends)
+            margin = 0.06 * (high - low) or 0.5
+            axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+            axes.axline((low, low), slope=1, color=style.INK, linestyle=":", linewidth=1)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, **_LEGEND)
     return figure
-
-
-def _agreement_panel(axes: Axes, rows: Sequence[StoreRow], metric: str) -> None:
-    axes.set_title(SCENARIOS[metric], fontsize="medium", loc="left")
-    axes.set(xlabel="true", ylabel="debiased estimate")
-    style_axes(axes, "both")
-    seen: Counter[str] = Counter()
-    ends = []
-    for row in rows:
-        x, y = row.true.get(metric, nan), row.mean.get(metric, nan)
-        marker = _MARKERS[seen[row.kind] % len(_MARKERS)]
-        seen[row.kind] += 1
-        colour = KIND_COLOURS[row.kind]
-        axes.scatter(x, y, s=42, marker=marker, color=colour, edgecolor=INK, label=plain_label(row.name))
-        ends += [x, y] if isfinite(x) and isfinite(y) else []
-    if ends:
-        low, high = min(ends), max(ends)
-        margin = 0.06 * (high - low) or 0.5
-        axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
-        axes.axline((low, low), slope=1, color=INK, linestyle=":", linewidth=1)
 
 
 CLICKS = "#Click"
@@ -487,7 +412,10 @@ def print_reproduction(found: Reproduction, console: Console) -> None:
     if found.differences:
         print_tables(console, [_difference_table(found.differences)])
     print_claims([*found.architecture_claims, *found.curve_claims], console)
-    print_store(found, console)
+    if found.store:
+        print_tables(console, (_compact_scenario_table(found.store, scenario) for scenario in SCENARIOS))
+        print_signs(found.store, console, "true: the expected value of the order")
+    print_claims(found.store_claims, console)
     standings = (standing(found.rows, CLICKS), standing(found.store, DOWNLOADS))
     worst = min((each for each in standings if each is not None), default=None)
     console.print(Text(_summary(found), style="bold" if worst is None else _STYLES[worst]))
@@ -531,12 +459,9 @@ def _claims_that_hold(found: Reproduction) -> Iterator[str]:
     counts = [f"{holds.count(True)} of {counted(len(holds), 'claim', 'claims')} of {source}"]
     counts += [f"{holds.count(True)} of {len(holds)} of {source}" for source, holds in others]
     verb = "holds" if len(decided) == 1 and 1 in (holds.count(True), len(holds)) else "hold"
-    listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if len(counts) > 1 else counts)
+    listed = " and ".join([", ".join(counts[:-1]), counts[-1]] if others else counts)
     undecided = sum(holds.count(None) for _, holds in decided)
     yield f"{listed} {verb} on this data" + (f" ({undecided} undecided)" if undecided else "")
-
-
-# --- Sections --------------------------------------------------------------------------------------------------------
 
 
 def reproduction_sections(found: Reproduction) -> Iterator[Section]:
@@ -550,23 +475,35 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     if any(isfinite(row.mean.get(CLICKS, nan)) for row in found.rows):
         yield Section("Clicks by method", charts=[bar_chart(found.rows, CLICKS, "clicks a query", _TABLE1_BARS)])
     if found.architectures or found.architecture_claims:
-        yield _architectures(found)
+        tables = [_architecture_table(found.architectures)] if found.architectures else []
+        notes = [note for table in tables for note in _note_on_published(table)]
+        tables += [claim_table(found.architecture_claims)] if found.architecture_claims else []
+        title = "Table 2: architectures of the click model"
+        yield Section(title, paragraphs=[_ARCHITECTURES], tables=tables, notes=notes)
     if found.curves or found.curve_claims:
+        spread = any(np.isfinite(curve.deviation).any() for curve in found.curves)
+        bands = ", with a band of one standard deviation over seeds to either side" if spread else ""
+        charts = [Chart(positions_plot(found.curves), _CURVES.format(bands=bands))] if found.curves else []
         tables = [claim_table(found.curve_claims)] if found.curve_claims else []
-        yield Section("Figure 4: clicks by position", charts=_curve_charts(found.curves), tables=tables)
+        yield Section("Figure 4: clicks by position", charts=charts, tables=tables)
     if found.example is not None and found.example.positions:
         caption = _LISTS.format(mark="a bold number" if _numbered(found.example) else "a dot")
-        yield Section(
-            "Figure 3: the lists of one query",
-            paragraphs=[f"Query {found.example.query}."],
-            charts=[Chart(lists_plot(found.example), caption)],
-        )
+        charts = [Chart(lists_plot(found.example), caption)]
+        yield Section("Figure 3: the lists of one query", [f"Query {found.example.query}."], charts=charts)
     if found.differences:
         table = _difference_table(found.differences)
         yield Section("The effect of the differences to the paper", paragraphs=[_DIFFERENCES], tables=[table])
     yield from store_sections(found)
     if found.settings or found.versions or found.seconds:
-        yield _settings(found)
+        took = f"{counted(found.seeds, 'seed', 'seeds')}. Total training time: {number(found.seconds, 0)} seconds."
+        versions = [Table(("library", "version"), list(found.versions.items()))] if found.versions else []
+        timed: dict[str, Sequence[MethodRow]] = {"method of Table 1": found.rows, "method of Table 3": found.store}
+        times = [
+            Table((head, "training, s a seed"), [(row.name, number(row.seconds, 1)) for row in rows])
+            for head, rows in timed.items()
+            if any(isfinite(row.seconds) for row in rows)
+        ]
+        yield Section("Settings", paragraphs=[took], tables=versions + times, code=found.settings)
 
 
 def _size(found: Reproduction) -> str:
@@ -596,61 +533,28 @@ def _note_on_published(table: Table) -> list[str]:
     return [_TABLE1_PAPER] if any(head.endswith("(paper)") for head in table.head) else []
 
 
-def _architectures(found: Reproduction) -> Section:
-    tables = [_architecture_table(found.architectures)] if found.architectures else []
-    notes = [note for table in tables for note in _note_on_published(table)]
-    tables += [claim_table(found.architecture_claims)] if found.architecture_claims else []
-    title = "Table 2: architectures of the click model"
-    return Section(title, paragraphs=[_ARCHITECTURES], tables=tables, notes=notes)
-
-
 def _architecture_table(rows: Sequence[ArchitectureRow], *, compact: bool = False) -> Table:
     """Return Table 2; compact, for a terminal, without deviations and published figures."""
     columns = {"architecture": [row.name for row in rows]}
     for head, (attribute, key) in _ARCHITECTURE_COLUMNS.items():
-        deviations = [nan if compact else row.deviation.get(key, nan) for row in rows]
-        columns[head] = [
-            spread_text(head, getattr(row, attribute), deviation)
-            for row, deviation in zip(rows, deviations, strict=True)
-        ]
+        deviations = {row.name: nan if compact else row.deviation.get(key, nan) for row in rows}
+        columns[head] = [spread_text(head, getattr(row, attribute), deviations[row.name]) for row in rows]
         columns |= {} if compact else _published(head, key, rows)
     return Table.of_columns(columns)
 
 
 def _difference_table(found: Sequence[Difference]) -> Table:
-    head = ["change", "from", "to", "#Click before", "after", "gain", "p"]
-    rows = [
-        [
-            each.text,
-            each.before,
-            each.after,
-            figure_text(CLICKS, each.clicks_before),
-            figure_text(CLICKS, each.clicks_after),
-            Units.of(each.clicks_before).change(each.clicks_after - each.clicks_before),
-            p_text(each.p_value),
-        ]
-        for each in found
-    ]
-    return Table(head, rows, words=("from", "to"))
+    columns = {
+        "change": [each.text for each in found],
+        "from": [each.before for each in found],
+        "to": [each.after for each in found],
+        "#Click before": [figure_text(CLICKS, each.clicks_before) for each in found],
+        "after": [figure_text(CLICKS, each.clicks_after) for each in found],
+        "gain": [Units.of(each.clicks_before).change(each.clicks_after - each.clicks_before) for each in found],
+        "p": [p_text(each.p_value) for each in found],
+    }
+    return Table.of_columns(columns, words=("from", "to"))
 
-
-def _curve_charts(curves: Sequence[PositionCurve]) -> list[Chart]:
-    spread = any(np.isfinite(curve.deviation).any() for curve in curves)
-    bands = ", with a band of one standard deviation over seeds to either side" if spread else ""
-    return [Chart(positions_plot(curves), _CURVES.format(bands=bands))] if curves else []
-
-
-def _settings(found: Reproduction) -> Section:
-    took = f"{counted(found.seeds, 'seed', 'seeds')}. Total training time: {number(found.seconds, 0)} seconds."
-    tables = [Table(("library", "version"), list(found.versions.items()))] if found.versions else []
-    timed: dict[str, Sequence[MethodRow]] = {"method of Table 1": found.rows, "method of Table 3": found.store}
-    for head, rows in timed.items():
-        if any(isfinite(row.seconds) for row in rows):
-            tables.append(Table((head, "training, s a seed"), [(row.name, number(row.seconds, 1)) for row in rows]))
-    return Section("Settings", paragraphs=[took], tables=tables, code=found.settings)
-
-
-# --- Figures 3 and 4 -------------------------------------------------------------------------------------------------
 
 _MOST_NUMBERED = 12
 """With more items, the cells are too small for numbers."""
@@ -659,27 +563,18 @@ _MOST_LABELLED = 40
 
 def positions_plot(curves: Sequence[PositionCurve]) -> Figure:
     """Draw Figure 4: the mean true click probability at each position, a line for each method, with its deviation."""
-    figure, axes = new_axes("position", "mean true click probability", height=3.6, integer_x=True)
+    figure, axes = style.new_axes("position", "mean true click probability", height=3.6, integer_x=True)
     for place, curve in enumerate(curves):
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        colour, marker = style.COLOURS[place % len(style.COLOURS)], style.MARKERS[place % len(style.MARKERS)]
         position = np.arange(1, len(curve.mean) + 1)
-        label = f"{plain_label(curve.name)}: {number(float(np.sum(curve.mean)), 3)}"
+        label = f"{style.plain_label(curve.name)}: {number(float(np.sum(curve.mean)), 3)}"
         axes.plot(position, curve.mean, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
         low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
         if np.isfinite(low).any():
             axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
-    axes.legend(
-        frameon=False,
-        fontsize="small",
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        title="sum over positions",
-        title_fontsize="small",
-        alignment="left",
-        borderaxespad=0,
-    )
+    title: dict[str, Any] = {"title": "sum over positions", "title_fontsize": "small", "alignment": "left"}
+    axes.legend(ncols=2, **title, **_ABOVE, **_LEGEND)
     return figure
 
 
@@ -688,13 +583,13 @@ def lists_plot(example: ListExample) -> Figure:
     items = len(example.items)
     height = min(6.0, max(1.2, (0.26 if _numbered(example) else 0.17) * items))
     methods = list(example.positions)
-    figure = new_figure(6.4, 0.9 + (height + 0.75) * len(methods), layout="constrained")
+    figure = style.new_figure(6.4, 0.9 + (height + 0.75) * len(methods), layout="constrained")
     panels = figure.subplots(len(methods), squeeze=False)[:, 0]
     for method, axes in zip(methods, panels, strict=True):
         image = _list_panel(axes, example, method)
         clicks, ndcg = example.clicks.get(method, nan), example.ndcg.get(method, nan)
         earned = f"{figure_text(CLICKS, clicks)} clicks, nDCG {figure_text('nDCG@10', ndcg)}"
-        axes.set_title(f"{wrapped_label(method, 60)}: {earned}", fontsize="medium", loc="left")
+        axes.set_title(f"{style.wrapped_label(method, 60)}: {earned}", fontsize="medium", loc="left")
     figure.colorbar(image, ax=list(panels), location="top", aspect=50, pad=0.01, label="true click probability")
     return figure
 
@@ -715,30 +610,20 @@ def _list_panel(axes: Axes, example: ListExample, method: str) -> AxesImage:
         chosen = int(example.positions[method][item]) == k + 1
         if numbered:
             value = float(example.table[item, k])
-            colour = "white" if value > 0.65 * highest else INK
-            weight = "bold" if chosen else "normal"
-            shown = number(value, 2)
-            axes.text(k + 1, item, shown, ha="center", va="center", color=colour, weight=weight, fontsize=8)
+            colour, weight = "white" if value > 0.65 * highest else style.INK, "bold" if chosen else "normal"
+            look = {"ha": "center", "va": "center", "color": colour, "weight": weight, "fontsize": 8}
+            axes.text(k + 1, item, number(value, 2), **look)
         if chosen:
-            outline: dict[str, Any] = {
-                "fill": False,
-                "edgecolor": ORANGE,
-                "linewidth": 2.5,
-                "zorder": 3,
-                "clip_on": False,
-            }
-            axes.add_patch(Rectangle((k + 0.5, item - 0.5), 1, 1, **outline))
+            outline: dict[str, Any] = {"fill": False, "edgecolor": ORANGE, "linewidth": 2.5, "clip_on": False}
+            axes.add_patch(Rectangle((k + 0.5, item - 0.5), 1, 1, zorder=3, **outline))
             if not numbered:
-                axes.plot(k + 1, item, marker="o", markersize=4, color=ORANGE, markeredgecolor=INK, zorder=4)
+                axes.plot(k + 1, item, marker="o", markersize=4, color=ORANGE, markeredgecolor=style.INK, zorder=4)
     axes.set_xticks(range(1, K + 1))
     axes.set_xlabel("position")
     step = ceil(items / _MOST_LABELLED)
-    names = [_item_label(str(name), label) for name, label in zip(example.items, example.label, strict=True)]
+    short = [name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…" for name in map(str, example.items)]
+    labels = [number(label, 0 if float(label).is_integer() else 2) for label in example.label]
+    names = [f"{style.plain_label(name)} (label {label})" for name, label in zip(short, labels, strict=True)]
     axes.set_yticks(range(0, items, step), names[::step], fontsize="small" if numbered else "x-small")
     axes.tick_params(length=0)
     return image
-
-
-def _item_label(name: str, label: float) -> str:
-    shown = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
-    return f"{plain_label(shown)} (label {number(label, 0) if float(label).is_integer() else number(label, 2)})"

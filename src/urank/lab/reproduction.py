@@ -14,31 +14,10 @@ import tomli_w
 
 from urank.config import read_toml, validate
 from urank.errors import ConfigError, UrankError
+from urank.lab import claims
 from urank.lab.appstore_experiment import STORE_METHODS
-from urank.lab.claims import (
-    architecture_claims,
-    architecture_rows,
-    claims_over_seeds,
-    curve_claims,
-    differences,
-    list_example,
-    method_claims,
-    method_rows,
-    position_curves,
-    read_results,
-    store_claims,
-    store_rows,
-)
 from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
-from urank.lab.experiment_results import (
-    DATASETS,
-    METRICS,
-    STORE_METRICS,
-    MethodRow,
-    Reproduction,
-    StoreRow,
-    dataset_name,
-)
+from urank.lab.experiment_results import METRICS, STORE_METRICS, MethodRow, Reproduction, StoreRow, dataset_name
 from urank.lab.letor_experiment import METHODS
 from urank.lab.runner import run_tasks, seed_folder, tasks_for
 from urank.progress import Report, silent
@@ -97,23 +76,23 @@ def reproduce(
         settings["dataset"] = dataset
     configs = {name: read_experiment(name, settings, source) for name in what}
     config = next(iter(configs.values()))
-    _check_dataset(config)
+    if config.dataset:
+        dataset_name(config.dataset)  # refuses others than the paper's
+        if config.simulation.data is None:
+            raise ConfigError(f"dataset names the given data, so data must be given too; got '{config.dataset}' alone")
     _check_methods(configs)
     _claim_folder(folder, config)
     names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
     try:
         run_tasks(folder, config, tasks_for(names, range(seeds)), workers=workers, report=report)
-    except UrankError:
-        _release_folder(folder)
+    except UrankError:  # for example because the data is malformed
+        if not _has_results(folder):
+            (folder / SETTINGS).unlink(missing_ok=True)
+            for path in (*folder.glob("seed-*/store"), *folder.glob("seed-*"), folder):
+                with suppress(OSError):  # not empty
+                    path.rmdir()
         raise
     return _assemble(folder, configs, seeds)
-
-
-def _check_dataset(config: ExperimentConfig) -> None:
-    if config.dataset and config.dataset not in DATASETS:
-        raise ConfigError(f"the paper's data sets are {', '.join(DATASETS)}; got '{config.dataset}'")
-    if config.dataset and config.simulation.data is None:
-        raise ConfigError(f"dataset names the given data, so data must be given too; got '{config.dataset}' alone")
 
 
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
@@ -150,15 +129,6 @@ def _has_results(folder: Path) -> bool:
     return any(folder.glob("seed-*/candidates.parquet")) or any(folder.glob("seed-*/store/test.parquet"))
 
 
-def _release_folder(folder: Path) -> None:
-    """Remove the folder if the run left no results, for example because the data is malformed."""
-    if not _has_results(folder):
-        (folder / SETTINGS).unlink(missing_ok=True)
-        for path in (*folder.glob("seed-*/store"), *folder.glob("seed-*"), folder):
-            with suppress(OSError):  # not empty
-                path.rmdir()
-
-
 def _to_toml(config: ExperimentConfig) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods"}))
 
@@ -166,21 +136,19 @@ def _to_toml(config: ExperimentConfig) -> str:
 def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) -> Reproduction:
     folders = [seed_folder(folder, seed) for seed in range(seeds)]
     config = next(iter(configs.values()))
-    found: dict[str, Any] = {}
-    seconds = 0.0
+    found: dict[str, Any] = {"seconds": 0.0}
     if of_letor := {name: each for name, each in configs.items() if name != "table3"}:
         results, parts = _assemble_letor(folder, folders, of_letor)
-        found, seconds = found | parts, seconds + _seconds(results)
+        found |= parts | {"seconds": _seconds(results)}
     if "table3" in configs:
         results, parts = _assemble_store(folder, [each / "store" for each in folders], configs["table3"])
-        found, seconds = found | parts, seconds + _seconds(results)
+        found |= parts | {"seconds": found["seconds"] + _seconds(results)}
     return Reproduction(
         what=list(configs),
         data="; ".join(_describe_data(config, configs)),
         seeds=seeds,
         settings=_to_toml(config),
         versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
-        seconds=seconds,
         **found,
     )
 
@@ -192,25 +160,27 @@ def _assemble_letor(
     dataset = next(iter(configs.values())).dataset
     methods = {name: [key for key in each.methods if key in METHODS] for name, each in configs.items()}
     every = list(dict.fromkeys(key for keys in methods.values() for key in keys))
-    results = read_results(folders, every)
+    results = claims.read_results(folders, every)
     found: dict[str, Any] = {"queries": results.filter(pl.col("method") == every[0]).height}
     if table1 := methods.get("table1", []):
-        found["rows"] = method_rows(results, table1, dataset)
-        found["claims"] = claims_over_seeds(lambda some: method_claims(method_rows(some, table1)), results)
+        found["rows"] = claims.method_rows(results, table1, dataset)
+        found["claims"] = claims.claims_over_seeds(
+            lambda some: claims.method_claims(claims.method_rows(some, table1)), results
+        )
         _write(folder / "table1.parquet", pl.DataFrame([_flat(row, METRICS) for row in found["rows"]]))
     if keys := methods.get("table2"):
-        rows = architecture_rows(folders, method_rows(results, keys, dataset), dataset)
-        found |= {"architectures": rows, "architecture_claims": architecture_claims(rows)}
+        rows = claims.architecture_rows(folders, claims.method_rows(results, keys, dataset), dataset)
+        found |= {"architectures": rows, "architecture_claims": claims.architecture_claims(rows)}
         columns = ("name", "train", "test", "valid", "clicks", "ctr")
         flat = [{column: getattr(row, column) for column in columns} for row in rows]
         _write(folder / "table2.parquet", pl.DataFrame(flat))
     if keys := methods.get("fig-ctr-by-position"):
-        curves = position_curves(folders, results, keys)
-        found |= {"curves": curves, "curve_claims": curve_claims(curves)}
+        curves = claims.position_curves(folders, results, keys)
+        found |= {"curves": curves, "curve_claims": claims.curve_claims(curves)}
     if keys := methods.get("fig-result-list"):
-        found["example"] = list_example(folders[0], results, keys)
+        found["example"] = claims.list_example(folders[0], results, keys)
     if keys := methods.get("differences"):
-        found["differences"] = differences(results, keys)
+        found["differences"] = claims.differences(results, keys)
     _write_all_results(folder / "results.parquet", folders, METHODS)
     return results, found
 
@@ -218,13 +188,15 @@ def _assemble_letor(
 def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Assemble the results in the app store (Section 6.1)."""
     keys = [key for key in config.methods if key in STORE_METHODS]
-    results = read_results(folders, keys)
-    rows = store_rows(results, keys)
+    results = claims.read_results(folders, keys)
+    rows = claims.store_rows(results, keys)
     _write(folder / "table3.parquet", pl.DataFrame([_flat(row, STORE_METRICS) for row in rows]))
     _write_all_results(folder / "store-results.parquet", folders, STORE_METHODS)
     return results, {
         "store": rows,
-        "store_claims": claims_over_seeds(lambda some: store_claims(some, store_rows(some, keys)), results),
+        "store_claims": claims.claims_over_seeds(
+            lambda some: claims.store_claims(some, claims.store_rows(some, keys)), results
+        ),
         "visits": results.filter(pl.col("method") == keys[0]).height,
     }
 
@@ -232,7 +204,7 @@ def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig)
 def _write_all_results(path: Path, folders: list[Path], methods: Collection[str]) -> None:
     """Write the results of all methods, including those of earlier experiments in the folder."""
     known = [key for key in methods if all((each / "results" / f"{key}.parquet").is_file() for each in folders)]
-    _write(path, read_results(folders, known))
+    _write(path, claims.read_results(folders, known))
 
 
 def _seconds(results: pl.DataFrame) -> float:

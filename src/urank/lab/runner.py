@@ -62,13 +62,7 @@ def seed_folder(folder: Path, seed: int) -> Path:
 
 
 class SeedRun:
-    """The trials of one seed.
-
-    Args:
-        folder: of the experiment.
-        config: of the experiment, for all seeds.
-        seed: which.
-    """
+    """The trials of one seed of an experiment; `config` is of all seeds."""
 
     def __init__(self, folder: Path, config: ExperimentConfig, seed: int) -> None:
         own, config = seed_folder(folder, seed), config.seeded(seed)
@@ -102,9 +96,8 @@ def tasks_for(names: Iterable[str], seeds: Iterable[int]) -> list[Task]:
     return [Task(seed, name) for seed in seeds for name in by_cost]
 
 
-def missing_tasks(folder: Path, config: ExperimentConfig, tasks: Iterable[Task]) -> list[Task]:
+def missing_tasks(folder: Path, config: ExperimentConfig, tasks: list[Task]) -> list[Task]:
     """Return the tasks without an output. Data counts as missing only if a missing task of its seed needs it."""
-    tasks = list(tasks)
     runs = {seed: SeedRun(folder, config, seed) for seed in {task.seed for task in tasks}}
     absent = [task for task in tasks if not runs[task.seed].has(task.name)]
     needed = set[Task]().union(*(task.needs for task in absent))
@@ -112,18 +105,12 @@ def missing_tasks(folder: Path, config: ExperimentConfig, tasks: Iterable[Task])
 
 
 def run_tasks(
-    folder: Path,
-    config: ExperimentConfig,
-    tasks: Iterable[Task],
-    *,
-    workers: int | None = None,
-    report: Report = silent,
+    folder: Path, config: ExperimentConfig, tasks: list[Task], *, workers: int | None = None, report: Report = silent
 ) -> None:
     """Run all tasks that are not done yet.
 
     Args:
-        folder: of the experiment.
-        config: of the experiment, for all seeds.
+        folder, config: of the experiment, for all seeds.
         tasks: as `tasks_for` returns them; of those that can start, the first one starts.
         workers: number of processes; one per core by default. One worker runs in this process.
         report: progress callback; of the work done, in units of cost, and of each worker.
@@ -131,7 +118,6 @@ def run_tasks(
     Raises:
         UrankError: as soon as a task fails; completed outputs stay.
     """
-    tasks = list(tasks)
     trials = [trial for seed in {task.seed for task in tasks} for trial in SeedRun(folder, config, seed).trials]
     for trial in trials:
         trial.sweep()
@@ -234,13 +220,13 @@ def _start_worker(ending: Connection, messages: SimpleQueue[Any]) -> None:
     global _messages
     _messages = messages
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends the workers
-    Thread(target=_exit_with_parent, args=(ending,), daemon=True).start()
+
+    def exit_with_parent() -> None:
+        ending.poll(None)  # nothing is ever sent: it returns when the other end closes
+        os._exit(1)
+
+    Thread(target=exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-
-
-def _exit_with_parent(ending: Connection) -> None:
-    ending.poll(None)  # nothing is ever sent: it returns when the other end closes
-    os._exit(1)
 
 
 def _work(folder: Path, config: ExperimentConfig, task: Task, slot: int) -> None:

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from urank.report.click_report import FitReport
 
 
+_FILE = "candidates.parquet"
+Truth = str | Path | pl.DataFrame
+"""A folder written by `urank simulate` or `urank appstore`, or the result of `read_truth`."""
+
+
 def read_truth(folder: str | Path) -> pl.DataFrame:
     """Read the candidates of a simulation with their true click table.
 
@@ -41,9 +46,7 @@ def read_truth(folder: str | Path) -> pl.DataFrame:
         folder: the output of `urank simulate` or `urank appstore`, or its truth/.
     """
     folder = Path(folder)
-    path = next(
-        (p for p in (folder / "truth" / "candidates.parquet", folder / "candidates.parquet") if p.is_file()), None
-    )
+    path = next((each for each in (folder / "truth" / _FILE, folder / _FILE) if each.is_file()), None)
     if path is None:
         raise DataError(
             f"{folder} holds no truth: it must be a folder written by urank simulate or urank appstore, with "
@@ -108,24 +111,14 @@ def oracle_predictions(
 
 @dataclass(frozen=True)
 class TrueUtility:
-    """The true utility of a policy on the lists of an evaluation.
+    """The true utility of a policy on the lists of an evaluation."""
 
-    Attributes:
-        by_cutoff: cutoff -> mean utility per list; the last cutoff is K.
-        difference: to the logged order at K, paired by query; None for the logged order itself.
-    """
-
-    by_cutoff: dict[int, float]
-    difference: Comparison | None
+    by_cutoff: dict[int, float]  # cutoff -> mean utility per list; the last cutoff is K
+    difference: Comparison | None  # to the logged order at K, paired by query; None for the logged order itself
 
 
 def true_utilities(
-    evaluation: Evaluation,
-    policies: Sequence[Policy],
-    dataset: Dataset,
-    truth: str | Path | pl.DataFrame,
-    *,
-    seed: int = 0,
+    evaluation: Evaluation, policies: Sequence[Policy], dataset: Dataset, truth: Truth, *, seed: int = 0
 ) -> dict[str, TrueUtility]:
     """Compute the true utilities of evaluated policies on the same lists, with ties broken alike.
 
@@ -133,7 +126,6 @@ def true_utilities(
         evaluation: the evaluation to compare with, by `evaluate_policies` or as part of `evaluate_guard`.
         policies: the policies that were evaluated, without the logged order.
         dataset: the prepared log that they were evaluated on.
-        truth: a folder written by `urank simulate` or `urank appstore`, or the result of `read_truth`.
         seed: of the evaluation's `CrossfitConfig`.
 
     Returns:
@@ -173,7 +165,7 @@ def true_utilities(
 
 
 def true_guard_utilities(
-    levels: GuardLevels, policy: Policy, dataset: Dataset, truth: str | Path | pl.DataFrame, *, seed: int = 0
+    levels: GuardLevels, policy: Policy, dataset: Dataset, truth: Truth, *, seed: int = 0
 ) -> dict[str, TrueUtility]:
     """Compute the true utilities of the levels of a guard on `policy`; see `true_utilities`."""
     policies = level_policies(policy, [level.guard for level in levels.levels])
@@ -207,11 +199,7 @@ def add_true_utilities(document: dict[str, Any], true: Mapping[str, TrueUtility]
 
 
 def compare_evaluation(folder: str | Path) -> Compare:
-    """Return a hook of the pipeline that adds true utilities to an evaluation.
-
-    Args:
-        folder: Output of `urank simulate` or `urank appstore`.
-    """
+    """Return a hook of the pipeline that adds true utilities to an evaluation; `folder` as in `read_truth`."""
     known = read_truth(folder)
 
     def compare(
@@ -224,11 +212,7 @@ def compare_evaluation(folder: str | Path) -> Compare:
 
 
 def review_fit(folder: str | Path) -> Review:
-    """Return a hook of the pipeline that compares a fitted click model with the true table.
-
-    Args:
-        folder: Output of `urank simulate` or `urank appstore`.
-    """
+    """Return a hook of the pipeline that compares a click model with the true table; `folder` as in `read_truth`."""
     known = read_truth(folder)
 
     def review(measured: FitReport, model: ClickModel, dataset: Dataset) -> FitReport:
