@@ -464,24 +464,24 @@ def _paired(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np
 
 def _assess(facts: Facts, randomised: Collection[str]) -> LogVerdict:
     """Derive the verdict from the facts."""
-    sentence, reasons, advice = _learnable(facts, randomised)
-    level: Level = "learnable" if sentence == "learnable" else "partly learnable"
-    if sentence.startswith("not"):
-        level = "not learnable"
+    level, qualifier, reasons, advice = _learnable(facts, randomised)
+    sentence = {"partly learnable": f"learnable, but {qualifier}", "not learnable": f"{level}: {qualifier}"}.get(
+        level, level
+    )
     found = [*_list_warnings(facts), *_feature_warnings(facts), *_confounding_warnings(facts, randomised)]
     warnings = [warning for warning, _ in found]
     return LogVerdict(level, sentence, reasons, warnings, advice + [more for _, more in found if more])
 
 
-def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[str, list[str], list[str]]:
-    """Return the sentence of the verdict, its reasons, and advice."""
+def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, list[str], list[str]]:
+    """Return the level of the verdict, what qualifies it, its reasons, and advice."""
     graph, curve = facts.interventions, facts.curve
     if facts.clicks == 0:
         advice = ["check the column that plays 'click' (--column click=NAME)"]
-        return "not learnable: nothing was ever clicked", [], advice
+        return "not learnable", "nothing was ever clicked", [], advice
     if len(curve.position) == 1:
         advice = ["check the column that plays 'position' (--column position=NAME)"]
-        return f"not learnable: everything was shown at position {curve.position[0]}", [], advice
+        return "not learnable", f"everything was shown at position {curve.position[0]}", [], advice
     reasons = [_reason(facts, graph)]
     show = "show a small share of the traffic in randomised order (swaps with position 1 suffice) and log its policy"
     if randomised:
@@ -491,23 +491,23 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[str, list[str
     if facts.items is None:
         advice.insert(0, "add the item's id (--column item_id=NAME): without it only its features identify an item")
     if not facts.distinguishes_items and not randomised:
-        return "not learnable: items cannot be distinguished", reasons, advice
+        return "not learnable", "items cannot be distinguished", reasons, advice
     if graph.moved == 0 and not randomised:
-        return "not learnable: every item was always shown at the same position", reasons, advice
+        return "not learnable", "every item was always shown at the same position", reasons, advice
     if len(graph.joined) < 2:
-        sentence = f"not learnable: no two positions share items with {MIN_CLICKS} clicks or more on each side"
-        return sentence, reasons, ["collect more clicks", *advice]
+        why = f"no two positions share items with {MIN_CLICKS} clicks or more on each side"
+        return "not learnable", why, reasons, ["collect more clicks", *advice]
     if not graph.lost:
-        return "learnable", reasons, []
+        return "learnable", "", reasons, []
     impressions = dict(zip(curve.position, curve.impressions, strict=True))
     covered = sum(impressions[k] for k in graph.joined) / facts.rows
     lost = _positions(graph.lost)
     has, rest = ("has", "rests") if len(graph.lost) == 1 else ("have", "rest")
     reasons.append(f"{lost} {has} too few clicks on items (or random lists) that were also shown elsewhere")
     if covered < 0.5:
-        sentence = f"not learnable: only {_positions(graph.joined)} can be compared, {covered:.0%} of the impressions"
-        return sentence, reasons, advice
-    return f"learnable, but {lost} {rest} on extrapolation", reasons, advice
+        why = f"only {_positions(graph.joined)} can be compared, {covered:.0%} of the impressions"
+        return "not learnable", why, reasons, advice
+    return "partly learnable", f"{lost} {rest} on extrapolation", reasons, advice
 
 
 def _positions(numbers: list[int]) -> str:
