@@ -577,13 +577,7 @@ def evaluate(
     policies = policies_to_evaluate(models)
     with prepared(log, memory=memory, report=report) as dataset:
         return evaluate_policies(
-            policies,
-            dataset,
-            splits=splits,
-            estimator=estimator,
-            floor=floor,
-            config=config,
-            report=report,
+            policies, dataset, splits=splits, estimator=estimator, floor=floor, config=config, report=report
         )
 
 

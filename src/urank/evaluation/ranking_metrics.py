@@ -117,11 +117,7 @@ def ndcg_metric(
 
 
 def clicks_metric(
-    positions: NDArray[Any],
-    table: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    positions: NDArray[Any], table: NDArray[Any], *, where: NDArray[np.bool_] | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks: #Click of Section 5.4, #click@k of Section 6.1; Eq. 1 with every value 1.
 
@@ -140,11 +136,7 @@ def clicks_metric(
 
 
 def ctr_metric(
-    positions: NDArray[Any],
-    table: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    positions: NDArray[Any], table: NDArray[Any], *, where: NDArray[np.bool_] | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks per item with a place: CTR of Section 5.4.
 

@@ -198,13 +198,7 @@ class SplitGains:
     lists: int
 
     @classmethod
-    def read(
-        cls,
-        stream: Stream,
-        target: Target,
-        seed: int,
-        report: Report = silent,
-    ) -> SplitGains:
+    def read(cls, stream: Stream, target: Target, seed: int, report: Report = silent) -> SplitGains:
         """Compute the gains of a split of a prepared log, a row group at a time."""
         rng = np.random.default_rng(seed)
         chunks: list[Chunk] = []

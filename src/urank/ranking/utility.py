@@ -195,11 +195,7 @@ def delta_utility(
 
 
 def has_place(
-    table: NDArray[Any],
-    positions: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    table: NDArray[Any], positions: NDArray[Any], *, where: NDArray[np.bool_] | None = None, cutoff: int | None = None
 ) -> NDArray[np.bool_]:
     """Return which items have a place, `[B, n]`: those up to position min(K, cutoff). Arguments as for `utility`.
 
