@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError
-from urank.ranking.utility import FLOOR, check_order, has_place, inverse_logged, utility, utility_of_items
+from urank.ranking.utility import FLOOR, Array, Mask, check_order, has_place, inverse_logged, utility, utility_of_items
 
 ESTIMATORS = ("direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips")
 
@@ -57,12 +57,12 @@ class LoggedBatch:
             absent. Ignored for items that were not shown.
     """
 
-    table: NDArray[Any]
-    position: NDArray[Any]
-    click: NDArray[Any]
-    value: NDArray[Any]
-    where: NDArray[np.bool_]
-    propensity: NDArray[Any] | None = None
+    table: Array
+    position: Array
+    click: Array
+    value: Array
+    where: Mask
+    propensity: Array | None = None
 
     def __post_init__(self) -> None:
         mask = check_order(self.position, self.where)
@@ -78,9 +78,9 @@ class LoggedBatch:
             _check_items(self.propensity, shown, "propensity", "above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
 
     @property
-    def shown(self) -> NDArray[np.bool_]:
+    def shown(self) -> Mask:
         """The items that were shown, `[B, n]`: those at positions up to K."""
-        shown: NDArray[np.bool_] = self.where & (self.position <= self.table.shape[2])
+        shown: Mask = self.where & (self.position <= self.table.shape[2])
         return shown
 
 
@@ -127,7 +127,7 @@ class Terms:
     ratio: Weighted
     ips: Weighted | None
 
-    def by(self, group: NDArray[Any], groups: int) -> Terms:
+    def by(self, group: Array, groups: int) -> Terms:
         """Sum over the lists of each group, `[groups]`.
 
         Args:
@@ -174,9 +174,7 @@ class Terms:
         return Terms(**dict(zip(names, array[:7], strict=True)), ratio=ratio, ips=ips)
 
 
-def list_terms(
-    logged: LoggedBatch, positions: NDArray[Any], *, cutoff: int | None = None, floor: float = FLOOR
-) -> Terms:
+def list_terms(logged: LoggedBatch, positions: Array, *, cutoff: int | None = None, floor: float = FLOOR) -> Terms:
     """Compute the terms of each list for a policy.
 
     Args:
@@ -315,13 +313,7 @@ def _combine(parts: Sequence[TermsT], together: Callable[[list[Sums]], Any]) -> 
     return type(parts[0])(**combined)
 
 
-def _check_items(
-    values: NDArray[Any],
-    mask: NDArray[np.bool_],
-    name: str,
-    requirement: str,
-    allowed: Callable[[NDArray[Any]], NDArray[np.bool_]],
-) -> None:
+def _check_items(values: Array, mask: Mask, name: str, requirement: str, allowed: Callable[[Array], Mask]) -> None:
     if np.shape(values) != mask.shape:
         raise ValueError(f"{name} must have shape {list(mask.shape)}; got shape {list(np.shape(values))}")
     if (refused := mask & ~allowed(values)).any():
@@ -337,5 +329,5 @@ def _weighted(weight: NDArray[np.float64], earned: NDArray[np.float64], expected
     )
 
 
-def _sum(items: NDArray[Any]) -> Sums:
+def _sum(items: Array) -> Sums:
     return np.asarray(items.sum(axis=1), dtype=np.float64)

@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,15 @@ class Evaluation:
             "warnings": self.warnings,
             "policies": [policy.to_dict() for policy in self.policies],
         }
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """Options that every evaluation forwards to `evaluate_policies`."""
+
+    estimator: str
+    floor: float
+    config: CrossfitConfig | None
+    report: Report
 
 
 def evaluate_policies(

@@ -14,12 +14,12 @@ compare with it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from urank.ranking.utility import check_cutoff, check_order, has_place, utility
+from urank.ranking.utility import Array, Mask, check_cutoff, check_order, has_place, utility
 
 Empty = Literal["skip", "zero", "one"]
 GainKind = Literal["exponential", "linear"]
@@ -31,10 +31,10 @@ _MOST_RELEVANT = 1000
 
 
 def average_precision_metric(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
+    positions: Array,
+    relevance: Array,
     *,
-    where: NDArray[np.bool_] | None = None,
+    where: Mask | None = None,
     threshold: float = 1,
     cutoff: int | None = None,
     empty: Empty = "skip",
@@ -72,10 +72,10 @@ def average_precision_metric(
 
 
 def ndcg_metric(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
+    positions: Array,
+    relevance: Array,
     *,
-    where: NDArray[np.bool_] | None = None,
+    where: Mask | None = None,
     cutoff: int | None = 10,
     gain: GainKind = "exponential",
     empty: Empty = "skip",
@@ -117,7 +117,7 @@ def ndcg_metric(
 
 
 def clicks_metric(
-    positions: NDArray[Any], table: NDArray[Any], *, where: NDArray[np.bool_] | None = None, cutoff: int | None = None
+    positions: Array, table: Array, *, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks: #Click of Section 5.4, #click@k of Section 6.1; Eq. 1 with every value 1.
 
@@ -136,7 +136,7 @@ def clicks_metric(
 
 
 def ctr_metric(
-    positions: NDArray[Any], table: NDArray[Any], *, where: NDArray[np.bool_] | None = None, cutoff: int | None = None
+    positions: Array, table: Array, *, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks per item with a place: CTR of Section 5.4.
 
@@ -154,14 +154,14 @@ def ctr_metric(
     return _share(clicks_metric(positions, table, where=where, cutoff=cutoff), shown, "skip")
 
 
-def _places(positions: NDArray[Any], mask: NDArray[np.bool_], cutoff: int | None) -> NDArray[np.float64]:
+def _places(positions: Array, mask: Mask, cutoff: int | None) -> NDArray[np.float64]:
     """Return the position of each item that counts, and infinity, where all discounts are 0, for the others."""
     check_cutoff(cutoff)
     counts = mask if cutoff is None else mask & (positions <= cutoff)
     return np.where(counts, positions, np.inf)
 
 
-def _check_relevance(relevance: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _check_relevance(relevance: Array, mask: Mask) -> NDArray[np.float64]:
     """Return the labels, with 0 in the padding."""
     if np.shape(relevance) != mask.shape:
         raise ValueError(f"relevance must have shape {list(mask.shape)}; got shape {list(np.shape(relevance))}")
@@ -186,7 +186,7 @@ def _descending(terms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.sort(terms, axis=-1)[:, ::-1]
 
 
-def _share(reached: NDArray[Any], most: NDArray[Any], empty: Empty) -> NDArray[np.float64]:
+def _share(reached: Array, most: Array, empty: Empty) -> NDArray[np.float64]:
     """Return reached / most, and the value of an empty query where most is 0."""
     if empty not in _VALUE_OF_EMPTY:
         raise ValueError(f"empty must be 'skip', 'zero' or 'one'; got {empty!r}")

@@ -51,10 +51,9 @@ class PaddedLists:
         columns = (lists.position, lists.click, lists.value, lists.table, lists.gain)
         arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in columns)
         padded = [each[rows] if each is not None else None for each in arrays]
-        if where is not None:
-            for each in padded:
-                if each is not None:
-                    each[~where] = 0
+        for each in padded:
+            if where is not None and each is not None:
+                each[~where] = 0
         return cls(*padded, where)  # type: ignore[arg-type,call-arg]
 
 
@@ -99,15 +98,8 @@ class UtilityTarget:
 
     def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.table is not None  # noqa: S101 - the streams of a ranker have one
-        return item_gains(
-            lists.table,
-            value=lists.value,
-            click=lists.click,
-            logged=lists.position,
-            where=lists.where,
-            blend=self.blend,
-            floor=self.floor,
-        )
+        logged = {"value": lists.value, "click": lists.click, "logged": lists.position, "where": lists.where}
+        return item_gains(lists.table, blend=self.blend, floor=self.floor, **logged)
 
 
 def dcg_discount(K: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import polars as pl
@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from urank import distributed
 from urank.errors import ConfigError, DataError, UrankError
-from urank.evaluation.cross_fitting import CrossfitConfig
-from urank.evaluation.policy_evaluation import Evaluation
+from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
 from urank.log.prepare import (
@@ -45,7 +44,6 @@ from urank.progress import Report, silent
 from urank.ranking.guard import Guard
 from urank.ranking.matching import Method
 from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.utility import FLOOR
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers
 from urank.storage import absolute, is_remote, new_folder, open_parquet, parquet_writer, to_path
@@ -393,11 +391,8 @@ def evaluate_on_ray(
     cluster: Cluster,
     *,
     split: str = "test",
-    estimator: str = "auto",
-    floor: float = FLOOR,
-    config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
-    report: Report = silent,
+    **options: Unpack[EvaluationOptions],
 ) -> Evaluation:
     """Estimate what models would earn, as `urank.evaluate` does.
 
@@ -405,34 +400,21 @@ def evaluate_on_ray(
         models: Folders of models.
         data: Prepared log that every worker can read: a folder on this machine or a shared disk, or a URL.
         cluster: Where to run.
-        split, estimator, floor, config, report: As in `urank.evaluate`.
         memory: Memory budget of each worker.
+        split, options: As in `urank.evaluate`.
     """
-    settings = {
-        "models": [(name, model_files(name)) for name in models],
-        "data": data,
-        "memory": memory.total,
-        "split": split,
-        "estimator": estimator,
-        "floor": floor,
-        "config": config.model_dump_json() if config is not None else None,
-    }
+    report = options.pop("report", silent)
+    files = [(name, model_files(name)) for name in models]
+    settings = {"models": files, "data": data, "memory": memory.total, "split": split, "options": options}
     found: Evaluation = run_on_workers(_judge, settings, cluster, report=report)
     return found
 
 
 def _judge(settings: Mapping[str, Any], report: Report) -> Evaluation | None:
     """Evaluate on one worker."""
-    config = settings["config"]
     names = [name for name, _ in settings["models"]]
     models = [model_from_files(files) for _, files in settings["models"]]
-    found = evaluate(
-        named_policies(names, models),
-        Dataset(settings["data"], memory=Memory(settings["memory"])),
-        split=settings["split"],
-        estimator=settings["estimator"],
-        floor=settings["floor"],
-        config=CrossfitConfig.model_validate_json(config) if config is not None else None,
-        report=report,
-    )
+    dataset = Dataset(settings["data"], memory=Memory(settings["memory"]))
+    policies, options = named_policies(names, models), settings["options"]
+    found = evaluate(policies, dataset, split=settings["split"], **options, report=report)
     return found if distributed.rank() == 0 else None

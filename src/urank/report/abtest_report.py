@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from urank.report import style as theme
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    draw_interval,
-    draw_truth,
-    legend,
-    new_axes,
-    new_figure,
-    plain_label,
-    style_axes,
-)
 from urank.report.tables import UNKNOWN, Table, Units, bullet, number, p_text, percent, print_tables
 
 if TYPE_CHECKING:
@@ -134,7 +122,6 @@ def analysis_sections(
     """Return the sections of the page.
 
     Args:
-        analysis: the test.
         truth: the true lift of clicks and conversions in a simulated test.
         true_lifts: day -> the same on that day.
         periods: the labels of the parts of the log before, in and after the test.
@@ -219,14 +206,9 @@ def _decision(result: Result) -> str:
 
 def arm_table(analysis: Analysis) -> Table:
     """Totals of each arm in the test."""
-    arms = analysis.arms
-    columns = {
-        "arm": [arm.name for arm in arms],
-        "users": [f"{arm.users:,}" for arm in arms],
-        "impressions": [f"{arm.impressions:,}" for arm in arms],
-        "clicks": [f"{arm.clicks:,}" for arm in arms],
-        "conversions": [f"{arm.conversions:,}" for arm in arms],
-    }
+    arms, counts = analysis.arms, ("users", "impressions", "clicks", "conversions")
+    columns = {"arm": [arm.name for arm in arms]}
+    columns |= {count: [f"{getattr(arm, count):,}" for arm in arms] for count in counts}
     if any(arm.revenue is not None for arm in arms):
         columns["revenue"] = [UNKNOWN if arm.revenue is None else number(arm.revenue, 2) for arm in arms]
     return Table.of_columns(columns)
@@ -295,35 +277,33 @@ def _checks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
 def lift_plot(results: Sequence[Result], truth: float = nan) -> Figure:
     """Draw a forest plot of one treatment: the metrics from the top, each with its kinds of interval.
 
-    Args:
-        results: of one treatment.
-        truth: the true lift of clicks and conversions, as a dashed line; NaN if unknown.
+    The dashed line is the true lift of clicks and conversions, unless it is NaN.
     """
-    figure = new_figure(6.4, 1.0 + 0.75 * len(results))
+    figure = theme.new_figure(6.4, 1.0 + 0.75 * len(results))
     axes = figure.add_subplot()
-    style_axes(axes, "x")
-    axes.axvline(0, color=INK, linestyle=":", linewidth=1)
+    theme.style_axes(axes, "x")
+    axes.axvline(0, color=theme.INK, linestyle=":", linewidth=1)
     if isfinite(truth):
-        axes.axvline(100 * truth, color=INK, linestyle="--", linewidth=1.2, label="truth")
+        axes.axvline(100 * truth, color=theme.INK, linestyle="--", linewidth=1.2, label="truth")
     for row, result in enumerate(results):
         once = result.effect.lift
-        kinds = [("one look", BLUE, once.value, once.low, once.high)]
+        kinds = [("one look", theme.BLUE, once.value, once.low, once.high)]
         if result.cuped is not None:
             adjusted = result.cuped.effect.lift
-            kinds.append(("one look, CUPED", GREEN, adjusted.value, adjusted.low, adjusted.high))
+            kinds.append(("one look, CUPED", theme.GREEN, adjusted.value, adjusted.low, adjusted.high))
         if result.looks:
             last = result.looks[-1]
-            kinds.append(("always valid", GREY, last.lift.value, last.always_low, last.always_high))
+            kinds.append(("always valid", theme.GREY, last.lift.value, last.always_low, last.always_high))
         for place, (kind, colour, *interval) in enumerate(kinds):
             if all(map(isfinite, interval)):
-                value, low, high = (100 * each for each in interval)
                 label = kind if kind not in axes.get_legend_handles_labels()[1] else None
-                draw_interval(axes, row + 0.22 * (place - 1), value, low, high, colour=colour, label=label)
+                ends = [100 * each for each in interval]
+                theme.draw_interval(axes, row + 0.22 * (place - 1), ends, colour=colour, label=label)
     axes.set_yticks(range(len(results)), [result.metric.title for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlabel("lift, %")
     axes.locator_params(axis="x", nbins=7)
-    legend(axes, columns=4, place="above")
+    theme.legend(axes, columns=4, place="above")
     return figure
 
 
@@ -336,29 +316,24 @@ def days_plot(
 ) -> Figure:
     """Plot the lift of each metric on each single day with its interval (the paper's Figures 5 and 6).
 
-    Args:
-        analysis: the test.
-        treatment: the arm.
-        truth: day -> the true lift of clicks and conversions, as diamonds; None if unknown.
-        periods: the labels of the shaded parts.
+    `truth` is day -> the true lift of clicks and conversions, shown as diamonds; `periods` labels the shaded parts.
     """
-    results = _results_of(analysis, treatment)
+    results, days = _results_of(analysis, treatment), analysis.days
     figure, panels = _panels(results)
-    days = analysis.days
     for axes, result in zip(panels, results, strict=True):
         lifts = [(days.index(each.day), each.effect.lift) for each in result.daily]
         bars = [(at, 100 * lift.value, 100 * lift.low, 100 * lift.high) for at, lift in lifts]
         bars = [each for each in bars if all(map(isfinite, each))]
-        axes.plot([each[0] for each in bars], [each[1] for each in bars], color=BLUE)
-        for at, value, low, high in bars:
-            draw_interval(axes, at, value, low, high, colour=BLUE, upright=True)
+        axes.plot([each[0] for each in bars], [each[1] for each in bars], color=theme.BLUE)
+        for at, *ends in bars:
+            theme.draw_interval(axes, at, ends, colour=theme.BLUE, upright=True)
         known = {} if truth is None or result.metric.numerator == "revenue" else truth
         true = [100 * known.get(day, nan) for day in days]
-        draw_truth(axes, range(len(days)), true)
+        theme.draw_truth(axes, range(len(days)), true)
         _limit(axes, [*true, *(end for each in bars for end in each[2:])])
         _shade_periods(axes, analysis, periods if axes is panels[0] else None)
     _label_days(panels[-1], days)
-    legend(panels[0], place="upper right")
+    theme.legend(panels[0], place="upper right")
     return figure
 
 
@@ -372,26 +347,28 @@ def looks_plot(analysis: Analysis, treatment: str) -> Figure:
         always = [(100 * look.always_low, 100 * look.always_high) for look in result.looks]
         for ends, alpha, label in ((always, 0.18, "always valid"), (once, 0.45, "one look")):
             low, high = zip(*ends, strict=True)
-            axes.fill_between(places, low, high, color=BLUE, alpha=alpha, linewidth=0, label=label)
-        axes.plot(places, [100 * look.lift.value for look in result.looks], color=INK, linewidth=1.4)
+            axes.fill_between(places, low, high, color=theme.BLUE, alpha=alpha, linewidth=0, label=label)
+        axes.plot(places, [100 * look.lift.value for look in result.looks], color=theme.INK, linewidth=1.4)
         if result.decided is not None:
-            axes.axvline(analysis.days.index(result.decided), color=GREEN, linestyle="--", linewidth=1.2, label="safe")
+            axes.axvline(
+                analysis.days.index(result.decided), color=theme.GREEN, linestyle="--", linewidth=1.2, label="safe"
+            )
         # The first always-valid intervals are very wide and would hide the rest.
         shown = [*once, *always[len(always) // 2 :]]
         _limit(axes, [end for ends in shown if all(map(isfinite, ends)) for end in ends])
     _label_days(panels[-1], analysis.days)
-    legend(panels[0], columns=3, place="lower right")
+    theme.legend(panels[0], columns=3, place="lower right")
     return figure
 
 
 def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     """Return a panel for each metric, with a common axis of days."""
-    figure = new_figure(7.2, 0.5 + 2.0 * len(results), layout="constrained")
+    figure = theme.new_figure(7.2, 0.5 + 2.0 * len(results), layout="constrained")
     panels: list[Axes] = list(figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0])
     for axes, result in zip(panels, results, strict=True):
-        axes.axhline(0, color=INK, linestyle=":", linewidth=1)
+        axes.axhline(0, color=theme.INK, linestyle=":", linewidth=1)
         axes.set_ylabel(f"{result.metric.title},\nlift in %")
-        style_axes(axes)
+        theme.style_axes(axes)
     return figure, panels
 
 
@@ -420,7 +397,7 @@ def _label_days(axes: Axes, days: Sequence[str]) -> None:
     """Label some days on the x axis."""
 
     def label(place: float, _: float) -> str:
-        return plain_label(days[int(place)]) if place == int(place) and 0 <= place < len(days) else ""
+        return theme.plain_label(days[int(place)]) if place == int(place) and 0 <= place < len(days) else ""
 
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(label)
@@ -441,14 +418,7 @@ def print_plans(plans: Sequence[Plan], requested: Plan, console: Console) -> Non
 
 
 def write_plans(plans: Sequence[Plan], requested: Plan, curve: Sequence[Plan], path: str | Path) -> None:
-    """Write the page with the curve.
-
-    Args:
-        plans: the rows of the table.
-        requested: the plan for the lift, users or days that were given.
-        curve: plans for tests of increasing duration.
-        path: of the page.
-    """
+    """Write the page: a table of `plans`, and the `curve` of plans for tests of increasing duration."""
     table = plan_table(plans)
     chart = Chart(plan_plot(curve, requested), _PLAN_CAPTION.format(power=100 * requested.power))
     notes = _plan_notes(table, requested)
@@ -502,10 +472,10 @@ def _plan_notes(table: Table, plan: Plan) -> list[str]:
 def plan_plot(curve: Sequence[Plan], requested: Plan) -> Figure:
     """Plot the lift that is found by days, or by users if the days are unknown."""
     dated = all(plan.once.days is not None for plan in curve)
-    figure, axes = new_axes("days" if dated else "users in each arm", "lift that is found, %", integer_x=True)
+    figure, axes = theme.new_axes("days" if dated else "users in each arm", "lift that is found, %", integer_x=True)
     for colour, label, found, planned in (
-        (BLUE, "one look", [plan.once for plan in curve], requested.once),
-        (GREEN, "daily looks", [plan.daily for plan in curve], requested.daily),
+        (theme.BLUE, "one look", [plan.once for plan in curve], requested.once),
+        (theme.GREEN, "daily looks", [plan.daily for plan in curve], requested.daily),
     ):
         places = [float((each.days or 0) if dated else each.users) for each in found]
         axes.plot(places, [100 * each.lift for each in found], color=colour, marker="o", markersize=3, label=label)
@@ -514,5 +484,5 @@ def plan_plot(curve: Sequence[Plan], requested: Plan) -> Figure:
             axes.vlines(at, 0, 100 * abs(planned.lift), color=colour, linestyle=":", linewidth=1)
     highest = [100 * plan.daily.lift for plan in curve if isfinite(plan.daily.lift)]
     axes.set_ylim(0, min(max(highest, default=1.0), 100 * 5 * abs(requested.daily.lift)))
-    legend(axes)
+    theme.legend(axes)
     return figure
