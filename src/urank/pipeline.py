@@ -79,20 +79,13 @@ values for the report."""
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A trained model with its training records.
-
-    Attributes:
-        clicks: The fit of its click model.
-        history: Rounds of the scorer's training; None without a scorer.
-        choice: The evaluation on the validation split by which `auto` chose the method; None if there was no choice.
-        why: How the method was chosen, in words.
-    """
+    """A trained model with its training records."""
 
     model: RankingModel
     clicks: Fit
-    history: History | None
-    choice: Evaluation | None
-    why: str
+    history: History | None  # rounds of the scorer's training; None without a scorer
+    choice: Evaluation | None  # on the validation split, by which `auto` chose the method; None without a choice
+    why: str  # how the method was chosen, in words
 
     @property
     def rounds(self) -> dict[str, list[dict[str, float]]]:
@@ -114,7 +107,7 @@ class Training:
 
     @property
     def sentence(self) -> str:
-        """What ranks, and why."""
+        """The ranking method and the reason for it."""
         return f"{self.name} ranks by {self.method}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,19 +118,13 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Results of the whole job.
-
-    Attributes:
-        evaluation: Estimates for every method of the model.
-        document: The evaluation and the chosen method as a JSON-serialisable dict.
-        reference: Known utilities; None without a comparison.
-    """
+    """Results of the whole job."""
 
     inspection: Inspection
     training: Training
-    evaluation: Evaluation
-    document: dict[str, Any]
-    reference: ReferenceValues | None
+    evaluation: Evaluation  # of every method of the model
+    document: dict[str, Any]  # the evaluation and the chosen method, JSON-serialisable
+    reference: ReferenceValues | None  # known utilities; None without a comparison
 
 
 class URank:
@@ -292,8 +279,7 @@ def _fit_baseline(
     report: Report,
 ) -> tuple[Scorer, History]:
     """Fit a ranker of another paper with a saved propensity, or with one estimated by the configured method."""
-    method = next((each for each in get_args(PropensityMethod) if each == config.baseline.propensity), None)
-    if method is not None:
+    if (method := {each: each for each in get_args(PropensityMethod)}.get(config.baseline.propensity)) is not None:
         with distributed.single_process():  # every worker alone, with the same result
             propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     fit = partial(
@@ -340,18 +326,15 @@ def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitR
         qualities[split] = {each: quality(*found, positions=dataset.positions) for each, found in predicted.items()}
     kept = f"{fit.model.members[0].family}-{config.seed}"
     rounds = fit.histories[kept].rounds if kept in fit.histories else []
-    return FitReport(
-        name=name,
-        settings={
-            "tried": ", ".join(f"{each} {loss:.5f}" for each, loss in fit.valid_loss.items()),
-            "backbone": config.backbone,
-            "calibration": config.calibration,
-            "seed": str(config.seed),
-        },
-        qualities=qualities,
-        history=[{"round": r["round"], "train_loss": r["train"], "valid_loss": r["valid"]} for r in rounds],
-        reliability=reliable,
-    )
+    history = [{"round": r["round"], "train_loss": r["train"], "valid_loss": r["valid"]} for r in rounds]
+    tried = ", ".join(f"{each} {loss:.5f}" for each, loss in fit.valid_loss.items())
+    settings = {
+        "tried": tried,
+        "backbone": config.backbone,
+        "calibration": config.calibration,
+        "seed": str(config.seed),
+    }
+    return FitReport(name, settings, qualities, history, reliable)
 
 
 def fit_and_save(

@@ -64,18 +64,12 @@ class GuardLevel:
 
 @dataclass(frozen=True)
 class GuardLevels:
-    """The evaluated levels of a guard.
-
-    Attributes:
-        policy: the name of the guarded policy.
-        levels: from the closest to the logged order to the unguarded policy.
-        evaluation: all estimates, the logged order first.
-    """
+    """The evaluated levels of a guard."""
 
     kind: GuardKind
-    policy: str
-    levels: list[GuardLevel]
-    evaluation: Evaluation
+    policy: str  # the name of the guarded policy
+    levels: list[GuardLevel]  # from the closest to the logged order to the unguarded policy
+    evaluation: Evaluation  # all estimates, the logged order first
 
     @property
     def recommended(self) -> GuardLevel | None:
@@ -102,9 +96,8 @@ class GuardLevels:
 
     def _gain(self, level: GuardLevel) -> str:
         gain, logged = level.difference, list(self.evaluation.policies[0].utility.values())[-1].mean
-        mean, low, high = (
-            f"{100 * each / logged:.1f} %" if logged > 0 else f"{each:.4f}" for each in (gain.mean, gain.low, gain.high)
-        )
+        ends = (gain.mean, gain.low, gain.high)
+        mean, low, high = (f"{100 * each / logged:.1f} %" if logged > 0 else f"{each:.4f}" for each in ends)
         return f"earns {mean} more {self.evaluation.measure} than the logged order (95 % interval {low} to {high})"
 
     def __str__(self) -> str:

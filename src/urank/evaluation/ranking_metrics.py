@@ -55,9 +55,6 @@ def average_precision_metric(
         cutoff: count only this many first positions; all by default.
         empty: the value of a query without any relevant item: "skip" (NaN), "zero" or "one".
 
-    Returns:
-        `[B]`, from 0 to 1.
-
     >>> average_precision_metric(np.array([[1, 2, 4]]), np.array([[1, 0, 2]])).tolist()  # (1/1 + 2/4) / 2
     [0.75]
     """
@@ -87,16 +84,7 @@ def ndcg_metric(
     with gain(y) = 2^y − 1 ("exponential") or y ("linear"). The ideal DCG sorts all items of the list by
     label and applies the same cutoff, even if the order leaves some of them without a place.
 
-    Args:
-        positions: `[B, n]`, the 1-based position k_i of each item.
-        relevance: `[B, n]`, the label y_i of each item, from 0 up.
-        where: `[B, n]`, true where there is an item; all by default.
-        cutoff: count only this many first positions; all when None.
-        gain: "exponential" or "linear".
-        empty: the value of a query without any label above 0: "skip" (NaN), "zero" or "one".
-
-    Returns:
-        `[B]`, from 0 to 1.
+    A query without any label above 0 has the value of `empty`. Other arguments as for `average_precision_metric`.
 
     >>> ndcg_metric(np.array([[1, 3, 2]]), np.array([[2, 0, 1]])).tolist()
     [1.0]
@@ -104,8 +92,7 @@ def ndcg_metric(
     [0.5]
     """
     mask = check_order(positions, where)
-    labels = _check_relevance(relevance, mask)
-    gains = _gains(labels, gain)
+    gains = _gains(_check_relevance(relevance, mask), gain)
     discounts = 1 / np.log2(1 + _places(positions, mask, cutoff))
     ideal_gains = _descending(gains)[:, :cutoff]
     ideal_discounts = 1 / np.log2(1 + np.arange(1, ideal_gains.shape[1] + 1))

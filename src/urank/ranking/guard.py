@@ -145,20 +145,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class Moves:
-    """How far orders are from the current ones; those of several lists can be added.
-
-    Attributes:
-        items, lists: counts.
-        places: how many places all items moved, up or down.
-        largest: the largest move.
-        firsts: how many lists have another first item.
-    """
+    """How far orders are from the current ones; those of several lists can be added."""
 
     items: int = 0
     lists: int = 0
-    places: int = 0
-    largest: int = 0
-    firsts: int = 0
+    places: int = 0  # that all items moved, up or down
+    largest: int = 0  # the largest move
+    firsts: int = 0  # lists with another first item
 
     def __add__(self, other: Moves) -> Moves:
         total = {name: count + getattr(other, name) for name, count in asdict(self).items()}

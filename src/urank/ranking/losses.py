@@ -54,8 +54,8 @@ def swaps(scores: Array, gains: Array, *, where: Mask | None = None) -> Swaps:
     B, n, K = gains.shape
     order = order_by_score(scores, where=where)
     ordered = gains.reshape(B * n, K).take(_flat(order), axis=0)
-    delta = _delta_in_order(np.ascontiguousarray(ordered.transpose(2, 1, 0)))
-    delta = delta.transpose(2, 1, 0).astype(np.float32, copy=False)
+    in_order = _delta_in_order(np.ascontiguousarray(ordered.transpose(2, 1, 0)))
+    delta = in_order.transpose(2, 1, 0).astype(np.float32, copy=False)
     if where is not None:  # C order, since torch is faster on contiguous memory
         delta = np.multiply(delta, (np.arange(n) < where.sum(axis=1)[:, None])[..., None], order="C")
     return Swaps(order, delta)
@@ -175,10 +175,7 @@ def hinge_loss(scores: Tensor, weight: Tensor, *, where: Tensor, graded: bool = 
 def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
     """Compute the softmax cross-entropy of each list, `[B]`: Σ_i w_i · −log(e^{s_i} / Σ_j e^{s_j}) (Ai et al. 2018).
 
-    Args:
-        scores: `[B, n]`.
-        weight: `[B, n]`, from 0 up.
-        where: `[B, n]`, true where there is an item.
+    All arguments are `[B, n]`; weights are from 0 up, and `where` is true where there is an item.
 
     >>> s, where = torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]])
     >>> loss = softmax_loss(s, torch.tensor([[3.0, 0.0, 0.0]]), where=where)

@@ -186,5 +186,4 @@ def _keep_input_order(costs: NDArray[np.float64], chosen: NDArray[np.int64], fil
 def _same_weight(cost: NDArray[np.float64], chosen: NDArray[np.int64], filled: Mask) -> Mask:
     """Return whether each item costs as much as each chosen one, `[B, min(n, K), n]`, at one position."""
     of_chosen = np.where(filled, cost[np.arange(len(cost))[:, None], chosen], np.nan)
-    same: Mask = of_chosen[..., None] == cost[:, None, :]
-    return same
+    return np.asarray(of_chosen[..., None] == cost[:, None, :])

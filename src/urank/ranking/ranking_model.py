@@ -63,9 +63,8 @@ class UrankConfig(Settings):
         for key in ("propensity", "learn_from"):
             given = getattr(self.baseline, key)
             if given != BaselineConfig.model_fields[key].default and self.ranker not in WEIGHTED_BASELINES:
-                raise ValueError(
-                    f"{key} is only for the rankers {', '.join(WEIGHTED_BASELINES)}; got {given!r} with {self.ranker!r}"
-                )
+                rankers = ", ".join(WEIGHTED_BASELINES)
+                raise ValueError(f"{key} is only for the rankers {rankers}; got {given!r} with {self.ranker!r}")
         if self.baseline.learn_from == "relevance" and self.baseline.propensity != "none":
             raise ValueError("propensity weights clicks, which learn_from 'relevance' does not use")
         return self
@@ -80,32 +79,20 @@ R = TypeVar("R")
 
 
 class Scorer(Protocol):
-    """Computes a score for each item, s = Φ(f, b)."""
+    """Computes a score `[rows]` for each item, s = Φ(f, b); its family is `network`, `linear` or `trees`."""
 
     @property
-    def family(self) -> str:
-        """`network`, `linear` or `trees`."""
-        ...
+    def family(self) -> str: ...
 
     @property
-    def takes_value(self) -> bool:
-        """Whether it was trained on values."""
-        ...
+    def takes_value(self) -> bool: ...
 
-    def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return scores `[rows]`."""
-        ...
+    def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class RankingModel:
-    """Ranks lists of candidates.
-
-    Attributes:
-        clicks: predicts P(click | item, k).
-        scorer: computes scores; None if only the click model was trained.
-        method: the default ranking method.
-    """
+    """Ranks lists of candidates by a click model and, unless only that was trained, a scorer."""
 
     clicks: ClickModel
     scorer: Scorer | None = None

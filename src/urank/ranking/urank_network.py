@@ -189,7 +189,6 @@ def fit_by_swaps(
         splits: train and valid, with the columns that the target needs.
         config: the form of the loss, the training and the seed.
         name: of the step in progress reports.
-        network, target, run: the scores, u(i, k), and options of the training.
     """
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -109,9 +109,8 @@ def fit_trees(
         it and of valid with it.
     """
     if config.form == "paper":
-        raise ConfigError(
-            "form must be 'stable' for trees, since the paper's form has negative second derivatives; got 'paper'"
-        )
+        reason = "since the paper's form has negative second derivatives"
+        raise ConfigError(f"form must be 'stable' for trees, {reason}; got 'paper'")
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     streams = tree_streams(dataset, clicks.featurizer, trees, table=look_up)
     return grow_by_swaps(streams, config.objective, config, trees, report=report)

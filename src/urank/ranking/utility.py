@@ -185,14 +185,11 @@ def has_place(table: Array, positions: Array, *, where: Mask | None = None, cuto
     """
     mask = check_order(positions, where)
     if np.ndim(table) != 3 or table.shape[:2] != positions.shape or table.shape[2] < 1:
-        raise ValueError(
-            f"table must have shape [B, n, K] with [B, n] = {list(positions.shape)} and K from 1 up; "
-            f"got shape {list(np.shape(table))}"
-        )
+        required = f"[B, n, K] with [B, n] = {list(positions.shape)} and K from 1 up"
+        raise ValueError(f"table must have shape {required}; got shape {list(np.shape(table))}")
     check_cutoff(cutoff)
     last = table.shape[2] if cutoff is None else min(table.shape[2], cutoff)
-    placed: Mask = mask & (positions <= last)
-    return placed
+    return np.asarray(mask & (positions <= last))
 
 
 def check_order(positions: Array, where: Mask | None = None) -> Mask:
@@ -224,9 +221,8 @@ def check_mask(where: Mask | None, shape: tuple[int, ...]) -> Mask:
     """Validate a mask `[B, n]` and return it; all true for None."""
     mask = np.ones(shape, dtype=np.bool_) if where is None else where
     if np.shape(mask) != shape or mask.dtype != np.bool_:
-        raise ValueError(
-            f"where must be boolean of shape {list(shape)}; got {mask.dtype} of shape {list(np.shape(mask))}"
-        )
+        given = f"{mask.dtype} of shape {list(np.shape(mask))}"
+        raise ValueError(f"where must be boolean of shape {list(shape)}; got {given}")
     return mask
 
 

@@ -155,9 +155,7 @@ def analysis_sections(
 
 def outcome(result: Result) -> int:
     """Return 1 if the treatment earned significantly more, −1 if less, 0 otherwise."""
-    if not result.differs:
-        return 0
-    return 1 if result.effect.lift.value > 0 else -1
+    return 0 if not result.differs else 1 if result.effect.lift.value > 0 else -1
 
 
 def level(alpha: float) -> str:
@@ -217,7 +215,7 @@ def arm_table(analysis: Analysis) -> Table:
 def result_table(analysis: Analysis) -> Table:
     """A row for each metric and treatment; a narrow terminal omits the last columns, which matter least."""
     results = analysis.results
-    lifts = [result.effect.lift for result in results]
+    lifts, lasts = [each.effect.lift for each in results], [each.looks[-1] if each.looks else None for each in results]
     several = len(analysis.treatments) > 1
     columns = {"metric": [result.metric.title for result in results]}
     if several:
@@ -228,10 +226,7 @@ def result_table(analysis: Analysis) -> Table:
         "lift": [percent(lift.value, sign=True) for lift in lifts],
         f"{level(analysis.alpha)} interval": [LIFTS.changes(lift.low, lift.high) for lift in lifts],
         "p, corrected" if several else "p": [p_text(result.adjusted_p) for result in results],
-        "always valid": [
-            LIFTS.changes(result.looks[-1].always_low, result.looks[-1].always_high) if result.looks else UNKNOWN
-            for result in results
-        ],
+        "always valid": [LIFTS.changes(last.always_low, last.always_high) if last else UNKNOWN for last in lasts],
     }
     if any(result.cuped is not None for result in results):
         adjusted = [None if result.cuped is None else result.cuped.effect.lift for result in results]
@@ -251,18 +246,15 @@ def _rate(result: Result, rate: float) -> str:
 
 def check_table(analysis: Analysis) -> Table:
     """The validity checks of the test."""
-    head = ("check", "found", "verdict")
     rows = [(check, finding, "sound" if sound else "beware") for check, finding, sound in _checks(analysis)]
-    return Table(head, rows, head[1:])
+    return Table(("check", "found", "verdict"), rows, words=("found", "verdict"))
 
 
 def _checks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
     """Yield each check, its finding, and whether that is sound."""
     ratio = analysis.sample_ratio
-    counts = ", ".join(
-        f"{arm} {users:,} users ({ratio.expected[arm]:,.0f} expected)" for arm, users in ratio.users.items()
-    )
-    yield "sample ratio", f"{counts}, p = {p_text(ratio.p_value)}", ratio.sound
+    counts = [f"{arm} {users:,} users ({ratio.expected[arm]:,.0f} expected)" for arm, users in ratio.users.items()]
+    yield "sample ratio", f"{', '.join(counts)}, p = {p_text(ratio.p_value)}", ratio.sound
     crossed = f"{analysis.crossed:,} were" if analysis.crossed > 1 else "one was" if analysis.crossed else "nobody was"
     yield "crossed users", f"{crossed} seen in two arms", not analysis.crossed
     if analysis.splits:
@@ -350,9 +342,8 @@ def looks_plot(analysis: Analysis, treatment: str) -> Figure:
             axes.fill_between(places, low, high, color=theme.BLUE, alpha=alpha, linewidth=0, label=label)
         axes.plot(places, [100 * look.lift.value for look in result.looks], color=theme.INK, linewidth=1.4)
         if result.decided is not None:
-            axes.axvline(
-                analysis.days.index(result.decided), color=theme.GREEN, linestyle="--", linewidth=1.2, label="safe"
-            )
+            decided = analysis.days.index(result.decided)
+            axes.axvline(decided, color=theme.GREEN, linestyle="--", linewidth=1.2, label="safe")
         # The first always-valid intervals are very wide and would hide the rest.
         shown = [*once, *always[len(always) // 2 :]]
         _limit(axes, [end for ends in shown if all(map(isfinite, ends)) for end in ends])
@@ -434,23 +425,15 @@ def plan_table(plans: Sequence[Plan]) -> Table:
     """A row for each plan: users and days of given lifts, or lifts of given users or days."""
     once, daily = [plan.once for plan in plans], [plan.daily for plan in plans]
     if all(a.lift == b.lift for a, b in zip(once, daily, strict=True)):
-        return Table.of_columns(
-            {
-                "lift": [f"{100 * each.lift:+.3g} %".replace("-", "−") for each in once],
-                "users an arm, once": [f"{each.users:,}" for each in once],
-                "days, once": [_duration(each) for each in once],
-                "users an arm, daily": [f"{each.users:,}" for each in daily],
-                "days, daily": [_duration(each) for each in daily],
-            }
-        )
-    return Table.of_columns(
-        {
-            "days": [_duration(each) for each in once],
-            "users an arm": [f"{each.users:,}" for each in once],
-            "lift, once": [percent(each.lift, sign=True) for each in once],
-            "lift, daily": [percent(each.lift, sign=True) for each in daily],
-        }
-    )
+        columns = {"lift": [f"{100 * each.lift:+.3g} %".replace("-", "−") for each in once]}
+        for looks, found in {"once": once, "daily": daily}.items():
+            columns[f"users an arm, {looks}"] = [f"{each.users:,}" for each in found]
+            columns[f"days, {looks}"] = [_duration(each) for each in found]
+    else:
+        columns = {"days": [_duration(each) for each in once], "users an arm": [f"{each.users:,}" for each in once]}
+        for looks, found in {"once": once, "daily": daily}.items():
+            columns[f"lift, {looks}"] = [percent(each.lift, sign=True) for each in found]
+    return Table.of_columns(columns)
 
 
 def _duration(found: Horizon) -> str:

@@ -16,7 +16,7 @@ from urank.evaluation.policy_evaluation import CALIBRATION_LEVELS, MISFIT_LEVEL,
 from urank.log.splits import SPLITS
 from urank.report import style as theme
 from urank.report.page import Chart, Section, write_page
-from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, percent, print_tables
+from urank.report.tables import UNKNOWN, Table, Units, counted, number, p_text, percent, print_tables, print_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,30 +72,20 @@ _COVERAGE = " Coverage: the share of the placements that the logging policy coul
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """Known utilities of the policies, to be shown beside their estimates.
+    """Known utilities of the policies, to be shown beside their estimates."""
 
-    Attributes:
-        noun: what they are, in a theme.legend or a sentence, such as "truth".
-        adjective: the prefix of their columns, such as "true".
-        utility: policy -> utility over all positions.
-        difference: policy -> difference to the logged order.
-        explanation: a paragraph about their origin.
-    """
-
-    noun: str
-    adjective: str
-    utility: Mapping[str, float]
-    difference: Mapping[str, float]
-    explanation: str
+    noun: str  # in a legend or a sentence, such as "truth"
+    adjective: str  # the prefix of their columns, such as "true"
+    utility: Mapping[str, float]  # policy -> utility over all positions
+    difference: Mapping[str, float]  # policy -> difference to the logged order
+    explanation: str  # a paragraph about their origin
 
     def columns(self, policies: Sequence[str], units: Units, K: int) -> dict[str, list[str]]:
         """Return the table columns of these policies: utilities, and gains in percent of the logged order's."""
         own_units = Units.of(self.utility[policies[0]])
         gains = [own_units.change(self.difference[name]) if name in self.difference else UNKNOWN for name in policies]
-        return {
-            f"{self.adjective}@{K}": [units.amount(self.utility[name]) for name in policies],
-            f"{self.adjective} gain": gains,
-        }
+        utilities = [units.amount(self.utility[name]) for name in policies]
+        return {f"{self.adjective}@{K}": utilities, f"{self.adjective} gain": gains}
 
     def scaled_differences(self, policies: Sequence[str], logged: str, *, in_percent: bool) -> list[float]:
         """Return the differences of these policies, if asked in percent of the logged order's utility."""
@@ -111,10 +101,7 @@ def print_evaluation(
     The conclusion is about the named policy, which is the one to be shipped: choosing the best would overstate it.
     """
     print_tables(console, [policy_table(evaluation, reference), estimator_table(evaluation)])
-    for warning in evaluation.warnings:
-        bullet(console, "beware", warning)
-    if evaluation.warnings:
-        console.print()
+    print_warnings(console, evaluation.warnings)
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
     style = "bold" if subject is None else _STYLES[_significance(subject)]
     console.print(Text(evaluation_sentence(evaluation, policy, reference), style=style))
@@ -142,12 +129,9 @@ def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | Non
         f"{_calibration_result(evaluation.specification)}."
     )
     misfits = calibration_table(evaluation.specification)
+    charts, table = _forest_charts(evaluation, reference), policy_table(evaluation, reference)
     sections = [
-        Section(
-            "Policies side by side",
-            charts=_forest_charts(evaluation, reference),
-            tables=[policy_table(evaluation, reference)],
-        ),
+        Section("Policies side by side", charts=charts, tables=[table]),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
         Section("By cutoff", charts=[Chart(cutoffs_plot(evaluation), by_cutoff)]),
         Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
@@ -225,9 +209,8 @@ def _compared(found: Comparison, units: Units) -> str:
 
 
 def _amount(evaluation: Evaluation, utility: float) -> str:
-    shown = evaluation_units(evaluation).amount(utility)
-    clicks = evaluation.measure == "clicks"
-    return f"{shown} clicks per list" if clicks else f"a {evaluation.measure} of {shown} per list"
+    shown, measure = evaluation_units(evaluation).amount(utility), evaluation.measure
+    return f"{shown} clicks per list" if measure == "clicks" else f"a {measure} of {shown} per list"
 
 
 def _queries(evaluation: Evaluation) -> str:
@@ -247,9 +230,7 @@ def _best_policy(evaluation: Evaluation) -> PolicyValue | None:
 def _significance(policy: PolicyValue) -> int:
     """Return 1 if the policy earns significantly more than the logged order, −1 if less, else 0."""
     found = policy.difference
-    if found is None or not found.p_value < SIGNIFICANCE:
-        return 0
-    return 1 if found.mean > 0 else -1
+    return 0 if found is None or not found.p_value < SIGNIFICANCE else 1 if found.mean > 0 else -1
 
 
 def _sorted(evaluation: Evaluation) -> list[PolicyValue]:
@@ -304,9 +285,8 @@ def estimator_table(evaluation: Evaluation) -> Table:
     chosen = evaluation.estimator
 
     def shown(each: Interval) -> str:
-        return (
-            UNKNOWN if isnan(each.mean) else f"{units.amount(each.mean)} ± {units.amount((each.high - each.low) / 2)}"
-        )
+        half = (each.high - each.low) / 2
+        return UNKNOWN if isnan(each.mean) else f"{units.amount(each.mean)} ± {units.amount(half)}"
 
     names = sorted(policies[0].estimates, key=lambda name: name != chosen)
     columns = {f"{evaluation.measure}@{evaluation.positions} ± 95 %": [policy.name for policy in policies]}
@@ -340,17 +320,12 @@ def calibration_table(specification: Specification) -> Table | None:
     misfits = sorted(_misfits(specification), key=lambda cell: (cell.p_value, -abs(cell.z)))[:_MOST_CELLS]
     if not misfits:
         return None
-    return Table.of_columns(
-        {
-            "position": [str(cell.position) for cell in misfits],
-            "level": [f"{cell.level} of {CALIBRATION_LEVELS}" for cell in misfits],
-            "predicted": [f"{cell.predicted:.2%}" for cell in misfits],
-            "observed": [f"{cell.observed:.2%}" for cell in misfits],
-            "rows": [f"{cell.rows:,}" for cell in misfits],
-            "z": [number(cell.z, 1, sign=True) for cell in misfits],
-            "p": [p_text(cell.p_value) for cell in misfits],
-        }
-    )
+    rows = []
+    for cell in misfits:
+        rates = (f"{cell.predicted:.2%}", f"{cell.observed:.2%}", f"{cell.rows:,}")
+        level, z = f"{cell.level} of {CALIBRATION_LEVELS}", number(cell.z, 1, sign=True)
+        rows.append((str(cell.position), level, *rates, z, p_text(cell.p_value)))
+    return Table(("position", "level", "predicted", "observed", "rows", "z", "p"), rows)
 
 
 def _calibration_result(specification: Specification) -> str:
@@ -387,7 +362,8 @@ def differences_plot(evaluation: Evaluation, reference: ReferenceValues | None =
     scaled = [{name: scale * getattr(each, name) for name in ("mean", "low", "high")} for each in found.values()]
     intervals = [replace(each, **ends) for each, ends in zip(found.values(), scaled, strict=True)]
     label = f"difference in {evaluation.measure}@{K}" + (", %" if units.in_percent else "")
-    figure, axes = _forest(names, intervals, [difference_colour(each) for each in found.values()], label, 0.0)
+    colours = [theme.difference_colour(each.low, each.high) for each in found.values()]
+    figure, axes = _forest(names, intervals, colours, label, 0.0)
     if reference is not None:
         values = reference.scaled_differences(names, evaluation.policies[0].name, in_percent=units.in_percent)
         theme.draw_truth(axes, values, range(len(names)), reference.noun)
@@ -419,11 +395,6 @@ def cutoffs_plot(evaluation: Evaluation) -> Figure:
     return figure
 
 
-def difference_colour(found: Interval) -> str:
-    """Return green for an interval above 0, red for one below, grey for one that contains 0."""
-    return theme.GREEN if found.low > 0 else theme.RED if found.high < 0 else theme.GREY
-
-
 def _forest(
     names: Sequence[str], intervals: Sequence[Interval], colours: Sequence[str], label: str, line: float
 ) -> tuple[Figure, Axes]:
@@ -443,9 +414,8 @@ def _forest(
 
 def _forest_charts(evaluation: Evaluation, reference: ReferenceValues | None) -> list[Chart]:
     mark = "" if reference is None else f" A diamond is the {reference.noun}."
-    estimates = (
-        f"Estimated {evaluation.measure} per list over all {evaluation.positions} positions, with 95 % intervals.{mark}"
-    )
+    over = f"per list over all {evaluation.positions} positions, with 95 % intervals"
+    estimates = f"Estimated {evaluation.measure} {over}.{mark}"
     differences = (
         "Differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, grey for "
         f"not significant.{mark}"

@@ -73,6 +73,11 @@ def draw_interval(
     axes.plot(x, y, color=colour, marker="o", markersize=5, linestyle="none", label=label)
 
 
+def difference_colour(low: float, high: float) -> str:
+    """Return green for an interval above 0, red for one below, grey for one that contains 0."""
+    return GREEN if low > 0 else RED if high < 0 else GREY
+
+
 def draw_truth(axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "truth") -> None:
     """Mark known values, such as the truth of a simulation, with diamonds; those that are not finite are omitted."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
