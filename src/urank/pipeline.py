@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, TypeAlias, Unpack, cast, get_args
 
 import numpy as np
 import polars as pl
@@ -37,7 +37,7 @@ from urank.errors import ConfigError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
-from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
+from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, evaluate_policies
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
@@ -52,7 +52,7 @@ from urank.progress import Report, silent
 from urank.propensity.examination import Propensity
 from urank.propensity.methods import PropensityMethod, fit_propensity, load_propensity
 from urank.ranking.baselines import BASELINES, Baseline, fit_baseline
-from urank.ranking.guard import Guard, GuardKind
+from urank.ranking.guard import GuardKind
 from urank.ranking.matching import Method
 from urank.ranking.policies import ModelPolicy, Policy, Random
 from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
@@ -67,6 +67,9 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
+AnyLog: TypeAlias = Log | Dataset | str | Path | Any
+AnyModel: TypeAlias = "URank | RankingModel | Policy | str | Path"
+
 Review = Callable[[FitReport, ClickModel, Dataset], FitReport]
 """Adds to the measured quality of a click model."""
 
@@ -77,21 +80,13 @@ values for the report."""
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A trained model with its training records.
-
-    Attributes:
-        model: The model.
-        clicks: The fit of its click model.
-        history: Rounds of the scorer's training; None without a scorer.
-        choice: The evaluation on the validation split by which `auto` chose the method; None if there was no choice.
-        why: How the method was chosen, in words.
-    """
+    """A trained model with its training records."""
 
     model: RankingModel
     clicks: Fit
-    history: History | None
-    choice: Evaluation | None
-    why: str
+    history: History | None  # rounds of the scorer's training; None without a scorer
+    choice: Evaluation | None  # on the validation split, by which `auto` chose the method; None without a choice
+    why: str  # how the method was chosen, in words
 
     @property
     def rounds(self) -> dict[str, list[dict[str, float]]]:
@@ -102,16 +97,7 @@ class ModelFit:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Summary of a training: the model's name and method, and the quality of its click model.
-
-    Attributes:
-        quality: Quality of the click model on each split.
-        name: Name of the model.
-        method: How it ranks.
-        why: How the method was chosen, in words.
-        rounds: Rounds of every training, by name.
-        warnings: What to keep in mind, such as trees that learned from a sample.
-    """
+    """Summary of a training: the quality of the click model, the model's name and method, and how it was chosen."""
 
     quality: FitReport
     name: str
@@ -122,7 +108,7 @@ class Training:
 
     @property
     def sentence(self) -> str:
-        """What ranks, and why."""
+        """The ranking method and the reason for it."""
         return f"{self.name} ranks by {self.method}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,21 +119,13 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Results of the whole job.
-
-    Attributes:
-        inspection: Inspection of the log.
-        training: Summary of the training.
-        evaluation: Estimates for every method of the model.
-        document: The evaluation and the chosen method as a JSON-serialisable dict.
-        reference: Known utilities; None without a comparison.
-    """
+    """Results of the whole job."""
 
     inspection: Inspection
     training: Training
-    evaluation: Evaluation
-    document: dict[str, Any]
-    reference: ReferenceValues | None
+    evaluation: Evaluation  # of every method of the model
+    document: dict[str, Any]  # the evaluation and the chosen method, JSON-serialisable
+    reference: ReferenceValues | None  # known utilities; None without a comparison
 
 
 class URank:
@@ -180,17 +158,10 @@ class URank:
         baseline: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        self.ranker = ranker
-        self.method = method
-        self.clicks = clicks
-        self.scorer = scorer
-        self.trees = trees
-        self.baseline = baseline
-        self.seed = seed
+        self.ranker, self.method, self.seed = ranker, method, seed
+        self.clicks, self.scorer, self.trees, self.baseline = clicks, scorer, trees, baseline
 
-    def fit(
-        self, log: Log | Dataset | str | Path | Any, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent
-    ) -> Self:
+    def fit(self, log: AnyLog, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent) -> Self:
         """Learn from a log: a `Log` of `urank.read`, a path, a prepared folder, or a table."""
         settings = {
             "ranker": self.ranker,
@@ -207,17 +178,9 @@ class URank:
         self.model_ = self.fit_.model
         return self
 
-    def rank(
-        self,
-        candidates: Any,
-        *,
-        method: Method | None = None,
-        top: int | None = None,
-        guard: Guard | str | None = None,
-        memory: Memory = DEFAULT_MEMORY,
-    ) -> pl.DataFrame:
-        """Rank candidates; see `RankingModel.rank`."""
-        return self._fitted().rank(candidates, method=method, top=top, guard=guard, memory=memory)
+    def rank(self, candidates: Any, **options: Any) -> pl.DataFrame:
+        """Rank candidates; options (`method`, `top`, `guard`, …) as in `RankingModel.rank`."""
+        return self._fitted().rank(candidates, **options)
 
     def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Score each candidate."""
@@ -248,7 +211,8 @@ def fit_model(
         checkpoints: Folder from which an interrupted run resumes.
         report: Progress callback.
     """
-    saved = _saved_propensity(config)  # fail fast: before training
+    asked = config.baseline.propensity
+    saved = None if asked in get_args(PropensityMethod) else load_propensity(asked)  # fail fast: before training
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
     scorer: Scorer | None = None
     history: History | None = None
@@ -256,47 +220,42 @@ def fit_model(
         checkpoint = _checkpoint(checkpoints, config.scorer)
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
-        scorer, history = _grow_on_first(
-            lambda: fit_trees(dataset, clicks.model, config.scorer, config.trees, report=report),
-            dataset,
-            clicks.model.featurizer,
-        )
+        grow = partial(fit_trees, dataset, clicks.model, config.scorer, config.trees, report=report)
+        scorer, history = _grow_on_first(grow, dataset, clicks.model.featurizer)
     elif config.ranker != "none":
         checkpoint = _checkpoint(checkpoints, config)
         scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
+    method = config.method if config.method != "auto" else "match" if scorer is None else "score"
+    fit = ModelFit(RankingModel(clicks.model, scorer, method), clicks, history, None, "asked for")
     if config.method != "auto":
-        model = RankingModel(clicks.model, scorer, config.method)
-        return ModelFit(model, clicks, history, None, "asked for")
-    model = RankingModel(clicks.model, scorer, "match" if scorer is None else "score")
+        return fit
     if scorer is None:
-        return ModelFit(model, clicks, history, None, "there is no scorer")
+        return replace(fit, why="there is no scorer")
     if config.ranker in BASELINES:
-        return ModelFit(model, clicks, history, None, f"{config.ranker} ranks by its scores")
-    return _with_best_method(dataset, model, clicks, history, config, report)
+        return replace(fit, why=f"{config.ranker} ranks by its scores")
+    return _with_best_method(fit, dataset, config, report)
 
 
-def _with_best_method(
-    dataset: Dataset, model: RankingModel, clicks: Fit, history: History | None, config: UrankConfig, report: Report
-) -> ModelFit:
+def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, report: Report) -> ModelFit:
     """Choose between score and match by a cross-fitted estimate on the validation split."""
     try:
         choice = evaluate_policies(
-            policies_of(model, methods=("score", "match")),
+            policies_of(fit.model, methods=("score", "match")),
             dataset,
             splits=("valid",),
             config=CrossfitConfig(seed=config.clicks.seed),
             report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
         )
     except TooFewError:  # too few queries to cross-fit: keep the paper's method
-        return ModelFit(model, clicks, history, None, "valid has too few queries to tell which method is better")
+        return replace(fit, why="valid has too few queries to tell which method is better")
     difference = choice.compare("match", "score")
     best: Method = distributed.broadcast(lambda: "match" if difference.mean > 0 else "score")
-    better, worse = (best, "score") if best == "match" else (best, "match")
+    worse = "score" if best == "match" else "match"
     why = (
-        f"{better} earns {abs(difference.mean):.4f} more {choice.measure} a list than {worse} on the validation split "
+        f"{best} earns {abs(difference.mean):.4f} more {choice.measure} a list than {worse} on the validation split "
         f"by the cross-fitted estimate (p = {difference.p_value:.2g})"
     )
-    return ModelFit(replace(model, method=best), clicks, history, choice, why)
+    return replace(fit, model=replace(fit.model, method=best), choice=choice, why=why)
 
 
 def _grow_on_first(
@@ -312,12 +271,6 @@ def _grow_on_first(
     return TreesScorer.from_text(received["text"], featurizer, dataset.has("value")), History(**received["history"])
 
 
-def _saved_propensity(config: UrankConfig) -> Propensity | None:
-    """Load the propensity file that the configuration names; None if it names a method."""
-    asked = config.baseline.propensity
-    return None if asked in get_args(PropensityMethod) else load_propensity(asked)
-
-
 def _fit_baseline(
     dataset: Dataset,
     featurizer: Featurizer,
@@ -326,9 +279,8 @@ def _fit_baseline(
     checkpoint: Path | None,
     report: Report,
 ) -> tuple[Scorer, History]:
-    """Fit a ranker of another paper with a saved propensity, or with one estimated by the method it names."""
-    method = next((each for each in get_args(PropensityMethod) if each == config.baseline.propensity), None)
-    if method is not None:
+    """Fit a ranker of another paper with a saved propensity, or with one estimated by the configured method."""
+    if (method := {each: each for each in get_args(PropensityMethod)}.get(config.baseline.propensity)) is not None:
         with distributed.single_process():  # every worker alone, with the same result
             propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     fit = partial(
@@ -357,10 +309,7 @@ def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path
 def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitReport:
     """Measure a click model on each split, beside the position-based model and the constant click rate.
 
-    Args:
-        fit: Result of `fit_clicks`.
-        dataset: The log it was trained on; its test split is used here for the first time.
-        config: Settings it was trained with.
+    The test split of the log it was trained on is used here for the first time.
     """
     name = fit.model.name
     counts = dataset.description["counts"]["train"]
@@ -378,18 +327,15 @@ def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitR
         qualities[split] = {each: quality(*found, positions=dataset.positions) for each, found in predicted.items()}
     kept = f"{fit.model.members[0].family}-{config.seed}"
     rounds = fit.histories[kept].rounds if kept in fit.histories else []
-    return FitReport(
-        name=name,
-        settings={
-            "tried": ", ".join(f"{each} {loss:.5f}" for each, loss in fit.valid_loss.items()),
-            "backbone": config.backbone,
-            "calibration": config.calibration,
-            "seed": str(config.seed),
-        },
-        qualities=qualities,
-        history=[{"round": r["round"], "train_loss": r["train"], "valid_loss": r["valid"]} for r in rounds],
-        reliability=reliable,
-    )
+    history = [{"round": r["round"], "train_loss": r["train"], "valid_loss": r["valid"]} for r in rounds]
+    tried = ", ".join(f"{each} {loss:.5f}" for each, loss in fit.valid_loss.items())
+    settings = {
+        "tried": tried,
+        "backbone": config.backbone,
+        "calibration": config.calibration,
+        "seed": str(config.seed),
+    }
+    return FitReport(name, settings, qualities, history, reliable)
 
 
 def fit_and_save(
@@ -406,14 +352,11 @@ def fit_and_save(
     """Fit a model, measure its click model, and write the artifact.
 
     Args:
-        dataset: Prepared log.
-        config: Settings.
         output: Folder of the model.
-        checkpoints: Folder from which an interrupted run resumes.
         onnx: Also write ONNX graphs.
         overwrite: Replace an existing model.
         review: Adds to the measured quality, for example by a comparison with a simulation's truth.
-        report: Progress callback.
+        dataset, config, checkpoints, report: As in `fit_model`.
     """
     fit = fit_model(dataset, config, checkpoints=checkpoints, report=report)
     first = distributed.rank() == 0
@@ -457,14 +400,10 @@ def train(
 
     Args:
         log: A raw log, which is prepared beside the output first, or a prepared one.
-        config: Settings.
-        output: Folder of the model.
         checkpoints: Where the state of the training is kept until it ends; beside the output by default.
-        onnx: Also write ONNX graphs.
-        overwrite: Replace an existing model.
-        memory: Memory budget.
         fit: Does the work, in this process or elsewhere.
-        report: Progress callback.
+        memory: Memory budget.
+        config, output, onnx, overwrite, report: As in `fit_and_save`.
         arguments: Passed on to `fit`.
     """
     check_target(output, marker="manifest.json", overwrite=overwrite)
@@ -510,10 +449,8 @@ def run(
         output: Folder to write.
         valid, test: Shares of the queries.
         overwrite: Replace the folder if it exists.
-        memory: Memory budget.
-        review: As in `fit_and_save`.
         compare: Sets known utilities beside the estimates.
-        report: Progress callback.
+        memory, review, report: As in `train` and `fit_and_save`.
     """
     limit_threads()
     with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
@@ -552,8 +489,8 @@ def limit_threads() -> None:
 
 
 def evaluate(
-    models: Sequence[URank | RankingModel | Policy | str | Path],
-    log: Log | Dataset | str | Path | Any,
+    models: Sequence[AnyModel],
+    log: AnyLog,
     *,
     split: str = "test",
     estimator: str = "auto",
@@ -562,79 +499,57 @@ def evaluate(
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> Evaluation:
-    """What models would earn, from a log, with intervals, beside the logged order and a random one.
+    """Estimate the utility of models from a log, with intervals, beside the logged order and a random one.
 
     Args:
-        models: fitted models, folders of models, or policies.
-        log: what `urank.read` gave, a path, a prepared folder, or a table.
-        split: the part to judge by: `test`, which no fit has looked at, or `all` for a log that is new to the models.
-        estimator: see `urank.evaluation.estimators`; `auto` is doubly robust with known propensities, else Eq. 3.
-        floor: least that a logged click probability counts as.
-        config: the evaluation's own click model.
-        memory: what it may take; of a log that needs more, a sample of the queries is judged, which is told.
-        report: told how far it is.
+        models: Fitted models, folders of models, or policies.
+        log: A `Log` of `urank.read`, a path, a prepared folder, or a table.
+        split: Split to evaluate on: `test`, which no training has used, or `all` for a log that is new to the models.
+        estimator: See `urank.evaluation.estimators`; `auto` is doubly robust with known propensities, else Eq. 3.
+        floor: Lower bound of a logged click probability.
+        config: Settings of the evaluation's click models.
+        memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
+        report: Progress callback.
     """
-    splits = _splits(split)
-    policies = policies_to_evaluate(models)
+    splits, policies = _splits(split), policies_to_evaluate(models)
+    options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
     with prepared(log, memory=memory, report=report) as dataset:
-        return evaluate_policies(
-            policies,
-            dataset,
-            splits=splits,
-            estimator=estimator,
-            floor=floor,
-            config=config,
-            report=report,
-        )
+        return evaluate_policies(policies, dataset, splits=splits, **options)
 
 
 def guard_levels(
-    model: URank | RankingModel | Policy | str | Path,
-    log: Log | Dataset | str | Path | Any,
+    model: AnyModel,
+    log: AnyLog,
     *,
     kind: GuardKind = "shift",
     levels: Sequence[float] | None = None,
     method: Method | None = None,
     split: str = "test",
-    estimator: str = "auto",
-    floor: float = FLOOR,
-    config: CrossfitConfig | None = None,
     memory: Memory = DEFAULT_MEMORY,
-    report: Report = silent,
+    **options: Unpack[EvaluationOptions],
 ) -> GuardLevels:
-    """What a model would earn when it is kept close to the logged order, level by level.
+    """Estimate the utility of a model that is kept close to the logged order, level by level.
 
     Args:
-        model: a fitted model, the folder of one, or a policy.
-        log: as in `evaluate`.
-        kind: `shift`, no item moves more than so many places, or `blend`, ranks are averaged; see `Guard`.
-        levels: those to judge besides the full order; shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75 when left out.
-        method: score, match or ctr1; the model's own when left out.
-        split, floor, config, memory, report: as in `evaluate`.
-        estimator: as in `evaluate`, but for those by propensities, which cannot judge a guard.
+        model: A fitted model, the folder of one, or a policy.
+        kind: `shift` limits how many places an item moves, `blend` averages ranks; see `Guard`.
+        levels: Levels to evaluate besides the full order; by default shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75.
+        method: score, match or ctr1; by default the model's own.
+        log, split, memory: As in `evaluate`.
+        options: `floor`, `config` and `report` as in `evaluate`; `estimator` too, except those by propensities, which
+            cannot evaluate a guard.
     """
-    splits = _splits(split)
-    policy = policy_to_guard(model, method)
-    with prepared(log, memory=memory, report=report) as dataset:
-        return evaluate_guard(
-            policy,
-            dataset,
-            kind=kind,
-            levels=levels,
-            splits=splits,
-            estimator=estimator,
-            floor=floor,
-            config=config,
-            report=report,
-        )
+    splits, policy = _splits(split), policy_to_guard(model, method)
+    with prepared(log, memory=memory, report=options.get("report", silent)) as dataset:
+        return evaluate_guard(policy, dataset, kind=kind, levels=levels, splits=splits, **options)
 
 
-def policies_to_evaluate(models: Sequence[URank | RankingModel | Policy | str | Path]) -> list[Policy]:
+def policies_to_evaluate(models: Sequence[AnyModel]) -> list[Policy]:
     """Return the policies that `evaluate` compares with the logged order: those of the models, and a random order."""
     return [*named_policies(models, [_ranking_model(model) for model in models]), Random()]
 
 
-def policy_to_guard(model: URank | RankingModel | Policy | str | Path, method: Method | None = None) -> Policy:
+def policy_to_guard(model: AnyModel, method: Method | None = None) -> Policy:
     """Return the policy that `guard_levels` keeps close to the logged order."""
     found = _ranking_model(model)
     if isinstance(found, RankingModel):
@@ -644,12 +559,12 @@ def policy_to_guard(model: URank | RankingModel | Policy | str | Path, method: M
 
 
 def policies_of(model: RankingModel, *, methods: Sequence[Method] | None = None, prefix: str = "") -> list[Policy]:
-    """A policy for each way in which a model can rank."""
+    """Return a policy for each ranking method of a model."""
     return [ModelPolicy(f"{prefix}{method}", model, method) for method in methods or model.methods]
 
 
 def named_policies(sources: Sequence[Any], models: Sequence[RankingModel | Policy]) -> list[Policy]:
-    """The policies of models, with names that tell where several came from."""
+    """Return the policies of models; those of several models are prefixed by their source."""
     policies: list[Policy] = []
     for name, model in zip(_names(sources), models, strict=True):
         if isinstance(model, RankingModel):
@@ -660,10 +575,8 @@ def named_policies(sources: Sequence[Any], models: Sequence[RankingModel | Polic
 
 
 @contextmanager
-def prepared(
-    log: Log | Dataset | str | Path | Any, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent
-) -> Iterator[Dataset]:
-    """A log as prepared data, which is removed afterwards unless it was prepared before."""
+def prepared(log: AnyLog, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent) -> Iterator[Dataset]:
+    """Open a log as a prepared dataset, which is removed afterwards unless it was prepared before."""
     if isinstance(log, Dataset):
         yield log
     elif is_path(log) and is_prepared(log):
@@ -688,10 +601,9 @@ def _ranking_model(model: Any) -> RankingModel | Policy:
 
 
 def _names(models: Sequence[Any]) -> list[str]:
-    """What tells several models apart; one alone needs no name."""
+    """Return distinct names of several models; a single one needs none."""
     if len(models) == 1:
         return [""]
-    folders = [to_path(model) if is_path(model) else None for model in models]
-    short = [f"model {n}" if folder is None else folder.name for n, folder in enumerate(folders, 1)]
-    whole = [f"model {n}" if folder is None else str(folder) for n, folder in enumerate(folders, 1)]
-    return short if len(set(short)) == len(short) else whole
+    folders = [to_path(model if is_path(model) else f"model {n}") for n, model in enumerate(models, 1)]
+    short = [folder.name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]

@@ -200,7 +200,7 @@ def test_the_test_split_is_not_looked_at(world: Small, clicks: ClickModel, tmp_p
 
 def untrained(monkeypatch: pytest.MonkeyPatch, world: Small, clicks: ClickModel, **settings: Any) -> NetworkScorer:
     """The scorer as it is before the first step."""
-    monkeypatch.setattr(urank_module, "train", lambda *_, **__: History())
+    monkeypatch.setattr(urank_module, "train_by_lists", lambda *_, **__: History())
     return fit_urank(world.dataset, clicks, config(**settings))[0]
 
 

@@ -262,16 +262,6 @@ def test_delta_utility_is_the_difference_of_two_utilities(batch: Batch) -> None:
             assert delta[b, i, j] == pytest.approx(after[b] - before[b], abs=1e-9)
 
 
-@given(batches(), st.integers(0, 2**32))
-def test_delta_utility_of_some_items_is_a_part_of_that_of_all(batch: Batch, seed: int) -> None:
-    n = batch.where.shape[1]
-    gains = np.where(batch.where[..., None], batch.table, 0)
-    columns = np.random.default_rng(seed).integers(0, max(n, 1), (len(batch.where), 2 if n else 0))
-    whole = delta_utility(gains, batch.positions)
-    part = delta_utility(gains, batch.positions, columns=columns)
-    np.testing.assert_array_equal(part, np.take_along_axis(whole, columns[:, None, :], axis=2))
-
-
 @given(batches())
 def test_what_a_list_earns_is_its_utility(batch: Batch) -> None:
     gains = item_gains(batch.table, value=batch.value, where=batch.where)

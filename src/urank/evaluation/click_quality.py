@@ -11,14 +11,15 @@ with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite
+from math import nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from urank.config import to_jsonable
 from urank.log.inspection import wilson_interval
 
 # As in training (clicks.families.click_loss): predicting 1 without a click has a loss of 16, not infinity.
@@ -33,9 +34,6 @@ def log_loss_metric(log_p: NDArray[Any], click: NDArray[Any]) -> NDArray[np.floa
     Args:
         log_p: `[rows]`, the log of the predicted click probability.
         click: `[rows]`, 0 or 1.
-
-    Returns:
-        `[rows]`, from 0 up.
 
     >>> log_loss_metric(np.log([0.25, 0.5]), np.array([1, 0])).round(4).tolist()  # −log 0.25, −log(1 − 0.5)
     [1.3863, 0.6931]
@@ -73,13 +71,9 @@ def auc_metric(score: NDArray[Any], click: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Predicted and observed click rates by bin, rising with the prediction.
+    """Predicted and observed click rates and rows by bin, rising with the prediction.
 
-    Attributes:
-        predicted: mean predicted probability.
-        observed: share of rows that were clicked.
-        count: rows.
-        low, high: the 95 % interval of the observed rate (Wilson).
+    `low` and `high` are the 95 % interval of the observed rate (Wilson).
     """
 
     predicted: list[float]
@@ -130,25 +124,14 @@ def expected_calibration_error(p: NDArray[Any], click: NDArray[Any], bins: int =
     >>> round(expected_calibration_error(np.array([0.1, 0.1, 0.6, 0.8]), np.array([0, 0, 1, 0]), bins=2), 4)
     0.15
     """
-    return _calibration_error(reliability(p, click, bins))
-
-
-def _calibration_error(bins: Reliability) -> float:
-    count = np.array(bins.count)
-    gap = np.abs(np.array(bins.predicted) - np.array(bins.observed))
+    found = reliability(p, click, bins)
+    count, gap = np.array(found.count), np.abs(np.array(found.predicted) - np.array(found.observed))
     return float(count @ gap / count.sum()) if len(count) > 0 else float("nan")
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The quality of predictions over some rows.
-
-    Attributes:
-        rows, clicks: counts.
-        log_loss, auc, ece: as computed by this module.
-        predicted, observed: mean predicted probability and click rate.
-        by_position: the same for the rows of each position, K entries; empty within those.
-    """
+    """The quality of predictions over some rows, and by position: K entries, empty within those."""
 
     rows: int
     clicks: int
@@ -161,15 +144,11 @@ class Quality:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, with None for figures that are not finite."""
-        names = ("rows", "clicks", "log_loss", "auc", "ece", "predicted", "observed")
-        figures = {name: getattr(self, name) for name in names}
-        plain: dict[str, Any] = {name: value if isfinite(value) else None for name, value in figures.items()}
-        return plain | ({"by_position": [each.to_dict() for each in self.by_position]} if self.by_position else {})
+        figures = {name: to_jsonable(value) for name, value in vars(self).items() if name != "by_position"}
+        return figures | ({"by_position": [each.to_dict() for each in self.by_position]} if self.by_position else {})
 
 
-def quality(
-    log_p: NDArray[Any], position: NDArray[Any], click: NDArray[Any], *, positions: int, bins: int = 15
-) -> Quality:
+def quality(log_p: NDArray[Any], position: NDArray[Any], click: NDArray[Any], *, positions: int) -> Quality:
     """Compute all figures, over all rows and by position.
 
     Args:
@@ -177,7 +156,6 @@ def quality(
         position: `[rows]`, that position, 1 … K.
         click: `[rows]`, 0 or 1.
         positions: K.
-        bins: of the calibration error.
 
     >>> found = quality(np.log([0.5, 0.25, 0.5]), np.array([1, 2, 1]), np.array([1, 0, 0]), positions=2)
     >>> found.rows, found.clicks, found.auc, [each.rows for each in found.by_position]
@@ -190,28 +168,17 @@ def quality(
         raise ValueError(f"position must be from 1 to {positions}; got {position.min()} to {position.max()}")
     order = np.argsort(position, kind="stable")
     ends = np.concatenate([[0], np.cumsum(np.bincount(position - 1, minlength=positions))])
-    by_position = [_quality(log_p[order[a:b]], clicked[order[a:b]], bins) for a, b in pairwise(ends)]
-    return _quality(log_p, clicked, bins, tuple(by_position))
+    by_position = [_quality(log_p[order[a:b]], clicked[order[a:b]]) for a, b in pairwise(ends)]
+    return replace(_quality(log_p, clicked), by_position=tuple(by_position))
 
 
-def _quality(
-    log_p: NDArray[np.float64], clicked: NDArray[np.bool_], bins: int, by_position: tuple[Quality, ...] = ()
-) -> Quality:
+def _quality(log_p: NDArray[np.float64], clicked: NDArray[np.bool_]) -> Quality:
     rows, clicks = len(clicked), int(clicked.sum())
     if rows == 0:
-        nan = float("nan")
-        return Quality(0, 0, nan, nan, nan, nan, nan, by_position)
-    p = np.exp(log_p)
-    return Quality(
-        rows=rows,
-        clicks=clicks,
-        log_loss=float(log_loss_metric(log_p, clicked).mean()),
-        auc=auc_metric(log_p, clicked),
-        ece=expected_calibration_error(p, clicked, bins),
-        predicted=float(p.mean()),
-        observed=clicks / rows,
-        by_position=by_position,
-    )
+        return Quality(0, 0, nan, nan, nan, nan, nan)
+    p, log_loss = np.exp(log_p), float(log_loss_metric(log_p, clicked).mean())
+    ece = expected_calibration_error(p, clicked)
+    return Quality(rows, clicks, log_loss, auc_metric(log_p, clicked), ece, float(p.mean()), clicks / rows)
 
 
 def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, Any]:
@@ -230,11 +197,10 @@ def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, 
     >>> error["mean_absolute_error"], error["by_position"]
     (0.125, [0.25, 0.0])
     """
-    if np.ndim(log_table) != 2 or np.shape(log_table) != np.shape(true_table):
-        raise ValueError(
-            "log_table and true_table must have the same shape [rows, K]; "
-            f"got shapes {list(np.shape(log_table))} and {list(np.shape(true_table))}"
-        )
+    shapes = [list(np.shape(each)) for each in (log_table, true_table)]
+    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+        given = f"got shapes {shapes[0]} and {shapes[1]}"
+        raise ValueError(f"log_table and true_table must have the same shape [rows, K]; {given}")
     # By column, to avoid a second table in float64.
     by_position = [
         float(np.abs(np.exp(predicted, dtype=np.float64) - true).mean())
@@ -245,18 +211,16 @@ def table_error(log_table: NDArray[Any], true_table: NDArray[Any]) -> dict[str, 
 
 def _check(values: NDArray[Any], click: NDArray[Any], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Validate, and return the values as float64 and which rows were clicked."""
-    if np.ndim(values) != 1 or np.shape(values) != np.shape(click):
-        raise ValueError(
-            f"{name} and click must have the same shape [rows]; "
-            f"got shapes {list(np.shape(values))} and {list(np.shape(click))}"
-        )
+    shapes = [list(np.shape(each)) for each in (values, click)]
+    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        raise ValueError(f"{name} and click must have the same shape [rows]; got shapes {shapes[0]} and {shapes[1]}")
     values, click = np.asarray(values, dtype=np.float64), np.asarray(click)
     clicked = click == 1
-    refused = {
-        f"{name} must be a number": (values, np.isnan(values)),
-        "click must be 0 or 1": (click, ~clicked & (click != 0)),
-    }
-    for requirement, (given, wrong) in refused.items():
+    not_binary = ~clicked & (click != 0)
+    for requirement, given, wrong in (
+        (f"{name} must be a number", values, np.isnan(values)),
+        ("click must be 0 or 1", click, not_binary),
+    ):
         if wrong.any():
             row = int(np.argmax(wrong))
             raise ValueError(f"{requirement}; got {given[row]} at row {row}")

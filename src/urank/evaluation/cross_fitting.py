@@ -26,21 +26,13 @@ from urank.progress import Report, silent
 
 SALT = 1_000_003
 VALID_SHARE = 0.2
+"""Share of the other folds' queries for early stopping and calibration."""
 
 
-def folds(
-    dataset: Dataset, splits: Sequence[str], *, count: int = 2, valid: float = VALID_SHARE, seed: int = 0
-) -> list[DatasetView]:
-    """Split some splits of a prepared log into folds by a stable hash of the query.
+def folds(dataset: Dataset, splits: Sequence[str], *, count: int = 2, seed: int = 0) -> list[DatasetView]:
+    """Split some splits of a prepared log, as `["test"]`, into folds by a stable hash of the query.
 
     The queries of a fold are its test split, those of the other folds its train and valid.
-
-    Args:
-        dataset: the prepared log.
-        splits: whose queries to use, as `["test"]`.
-        count: number of folds.
-        valid: share of the other folds' queries for early stopping and calibration.
-        seed: of the hash.
     """
     if count < 2:
         raise ConfigError(f"there must be at least 2 folds; got {count}")
@@ -50,7 +42,7 @@ def folds(
             block = dataset.read(group, ["position"])
             lengths = np.diff(block.offsets)
             home = fold_of(block, count, seed)
-            aside = _hash(block, 2 * seed + 1).astype(np.float64) / 2.0**64 < valid
+            aside = _hash(block, 2 * seed + 1).astype(np.float64) / 2.0**64 < VALID_SHARE
             for number, parts in enumerate(found):
                 own = home == number
                 for name, kept in {"test": own, "valid": ~own & aside, "train": ~own & ~aside}.items():
@@ -93,32 +85,20 @@ class CrossFittedModels:
 
     def tables(self, block: Block) -> NDArray[np.float64]:
         """Predict P(click | item, k) of the items of a block by every model, `[cuts, 2, rows, K]`."""
-        return np.array(
-            [[np.exp(model.log_ctr(block.items)) for model in cut] for cut in self.models], dtype=np.float64
-        )
+        tables = [[np.exp(model.log_ctr(block.items)) for model in cut] for cut in self.models]
+        return np.array(tables, dtype=np.float64)
 
     def own(self, block: Block, tables: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the cross-fitted table `[rows, K]`: the mean over cuts of the models not trained on the query."""
-        lengths = np.diff(block.offsets)
-        rows = np.arange(tables.shape[2])
-        chosen = []
-        for number, cut in enumerate(tables):
-            half = np.repeat(fold_of(block, 2, self.seed + number), lengths)
-            chosen.append(cut[half, rows])
-        return np.asarray(np.mean(chosen, axis=0))
+        lengths, rows = np.diff(block.offsets), np.arange(tables.shape[2])
+        halves = [np.repeat(fold_of(block, 2, self.seed + number), lengths) for number in range(len(tables))]
+        return np.asarray(np.mean([cut[half, rows] for cut, half in zip(tables, halves, strict=True)], axis=0))
 
 
 def fit_cross_fitted(
     dataset: Dataset, splits: Sequence[str], config: CrossfitConfig, *, report: Report = silent
 ) -> CrossFittedModels:
-    """Fit the click models of an evaluation.
-
-    Args:
-        dataset: the prepared log.
-        splits: the splits to evaluate on.
-        config: settings.
-        report: Progress callback.
-    """
+    """Fit the click models of an evaluation on these splits."""
     models: list[list[ClickModel]] = []
     for number in range(config.cuts):
         models.append([])

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError
-from urank.ranking.utility import FLOOR, check_order, has_place, inverse_logged, utility, utility_of_items
+from urank.ranking.utility import FLOOR, Array, Mask, check_order, has_place, inverse_logged, utility, utility_of_items
 
 ESTIMATORS = ("direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips")
 
@@ -57,92 +57,65 @@ class LoggedBatch:
             absent. Ignored for items that were not shown.
     """
 
-    table: NDArray[Any]
-    position: NDArray[Any]
-    click: NDArray[Any]
-    value: NDArray[Any]
-    where: NDArray[np.bool_]
-    propensity: NDArray[Any] | None = None
+    table: Array
+    position: Array
+    click: Array
+    value: Array
+    where: Mask
+    propensity: Array | None = None
 
     def __post_init__(self) -> None:
         mask = check_order(self.position, self.where)
         shown = has_place(self.table, self.position, where=mask)
         _check_items(self.click, mask, "click", "0 or 1", lambda click: (click == 0) | (click == 1))
         if (below := mask & ~shown & (self.click == 1)).any():
-            raise ValueError(
-                f"position must be at most K = {self.table.shape[2]} where there is a click; "
-                f"got {self.position[below][0]}"
-            )
+            K, given = self.table.shape[2], self.position[below][0]
+            raise ValueError(f"position must be at most K = {K} where there is a click; got {given}")
         _check_items(self.value, mask, "value", "finite", np.isfinite)
         if self.propensity is not None:
             _check_items(self.propensity, shown, "propensity", "above 0 and at most 1", lambda p: (p > 0) & (p <= 1))
 
     @property
-    def shown(self) -> NDArray[np.bool_]:
+    def shown(self) -> Mask:
         """The items that were shown, `[B, n]`: those at positions up to K."""
-        shown: NDArray[np.bool_] = self.where & (self.position <= self.table.shape[2])
-        return shown
+        return np.asarray(self.where & (self.position <= self.table.shape[2]))
 
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Sums over the items that have a place, with weights w; all `[B]`.
+    """Sums over the items that have a place, with weights w; all `[B]`."""
 
-    Args:
-        clicked: Σ c w b.
-        modelled: Σ q(k_log) w b, the expectation of `clicked` under the model.
-        weight: Σ w.
-        weight_squared: Σ w².
-    """
-
-    clicked: Sums
-    modelled: Sums
-    weight: Sums
-    weight_squared: Sums
+    clicked: Sums  # Σ c w b
+    modelled: Sums  # Σ q(k_log) w b, the expectation of `clicked` under the model
+    weight: Sums  # Σ w
+    weight_squared: Sums  # Σ w²
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Sums over the items of each list or, after `by`, of each query; all `[B]` and additive.
+    """Sums over the items of each list or, after `by`, of each query; all `[B]` and additive."""
 
-    Args:
-        lists: how many lists.
-        logged_value: Σ c b as logged, down to the cutoff.
-        placed: how many items have a place under the policy; all further sums are over these items.
-        as_logged: how many have the place they were logged at.
-        floored: how many have a logged click probability below the floor.
-        unseen: how many the logged list did not show.
-        direct: Σ q(k) b.
-        ratio: with the weights q(k) / max(q(k_log), floor).
-        ips: with the weights 1[k = k_log] / propensity; None without propensities.
-    """
+    lists: Sums  # how many lists
+    logged_value: Sums  # Σ c b as logged, down to the cutoff
+    placed: Sums  # how many items have a place under the policy; all further sums are over these items
+    as_logged: Sums  # how many have the place they were logged at
+    floored: Sums  # how many have a logged click probability below the floor
+    unseen: Sums  # how many the logged list did not show
+    direct: Sums  # Σ q(k) b
+    ratio: Weighted  # with the weights q(k) / max(q(k_log), floor)
+    ips: Weighted | None  # with the weights 1[k = k_log] / propensity; None without propensities
 
-    lists: Sums
-    logged_value: Sums
-    placed: Sums
-    as_logged: Sums
-    floored: Sums
-    unseen: Sums
-    direct: Sums
-    ratio: Weighted
-    ips: Weighted | None
+    def by(self, group: Array, groups: int) -> Terms:
+        """Sum over the lists of each group, `[groups]`; one without lists does not affect any estimate.
 
-    def by(self, group: NDArray[Any], groups: int) -> Terms:
-        """Sum over the lists of each group, `[groups]`.
-
-        Args:
-            group: `[B]`, the index of each list's query, 0 … groups − 1.
-            groups: number of queries; one without lists does not affect any estimate.
+        `group` `[B]` is the index of each list's query, 0 … groups − 1.
         """
         if np.shape(group) != self.lists.shape or not np.issubdtype(group.dtype, np.integer):
-            raise ValueError(
-                f"group must be whole numbers of shape {list(self.lists.shape)}; "
-                f"got {group.dtype} of shape {list(np.shape(group))}"
-            )
+            given = f"{group.dtype} of shape {list(np.shape(group))}"
+            raise ValueError(f"group must be whole numbers of shape {list(self.lists.shape)}; got {given}")
         if (outside := (group < 0) | (group >= groups)).any():
             raise ValueError(f"group must be from 0 to {groups - 1}; got {group[outside][0]}")
-        index = group.astype(np.int64)
-        return _combine([self], lambda sums: np.bincount(index, weights=sums[0], minlength=groups))
+        return _combine([self], lambda sums: np.bincount(group.astype(np.int64), sums[0], minlength=groups))
 
     def __add__(self, other: Terms) -> Terms:
         """Add elementwise: the terms of the same queries from two parts of a log."""
@@ -174,9 +147,7 @@ class Terms:
         return Terms(**dict(zip(names, array[:7], strict=True)), ratio=ratio, ips=ips)
 
 
-def list_terms(
-    logged: LoggedBatch, positions: NDArray[Any], *, cutoff: int | None = None, floor: float = FLOOR
-) -> Terms:
+def list_terms(logged: LoggedBatch, positions: Array, *, cutoff: int | None = None, floor: float = FLOOR) -> Terms:
     """Compute the terms of each list for a policy.
 
     Args:
@@ -256,17 +227,15 @@ def query_values(terms: Terms, estimator: str) -> NDArray[np.float64]:
     if needs_propensity(estimator) and terms.ips is None:
         raise ConfigError(f"estimator '{estimator}' needs the propensity of each logged position; the log has none")
     weighted = terms.ratio if terms.ips is None else terms.ips
-    if estimator == "direct":
-        return linearised([terms.direct], [terms.lists])
-    if estimator == "ratio":
-        return linearised([terms.ratio.clicked], [terms.lists])
-    if estimator == "self_normalised":
-        return linearised([terms.direct, terms.ratio.clicked], [terms.ratio.modelled, terms.lists])
-    if estimator == "doubly_robust":
-        return linearised([terms.direct + (weighted.clicked - weighted.modelled)], [terms.lists])
-    if estimator == "ips":
-        return linearised([weighted.clicked], [terms.lists])
-    return linearised([weighted.clicked, terms.placed], [weighted.weight, terms.lists])
+    above, below = {
+        "direct": ([terms.direct], []),
+        "ratio": ([terms.ratio.clicked], []),
+        "self_normalised": ([terms.direct, terms.ratio.clicked], [terms.ratio.modelled]),
+        "doubly_robust": ([terms.direct + (weighted.clicked - weighted.modelled)], []),
+        "ips": ([weighted.clicked], []),
+        "snips": ([weighted.clicked, terms.placed], [weighted.weight]),
+    }[estimator]
+    return linearised(above, [*below, terms.lists])
 
 
 def logged_values(terms: Terms) -> NDArray[np.float64]:
@@ -281,9 +250,7 @@ def linearised(above: Sequence[Sums], below: Sequence[Sums]) -> NDArray[np.float
 
     If the denominator is 0, they are 0 if the numerator is 0 too, and NaN otherwise.
 
-    Args:
-        above: the factors of the numerator, sums by query `[Q]`.
-        below: the factors of the denominator, sums by query `[Q]`.
+    The factors a of the numerator and b of the denominator are sums by query `[Q]`.
 
     >>> linearised([np.array([3.0, 1.0])], [np.array([1.0, 3.0])]).tolist()  # 4/4:  1 + (3 − 1) / 2,  1 + (1 − 3) / 2
     [2.0, 0.0]
@@ -315,13 +282,7 @@ def _combine(parts: Sequence[TermsT], together: Callable[[list[Sums]], Any]) -> 
     return type(parts[0])(**combined)
 
 
-def _check_items(
-    values: NDArray[Any],
-    mask: NDArray[np.bool_],
-    name: str,
-    requirement: str,
-    allowed: Callable[[NDArray[Any]], NDArray[np.bool_]],
-) -> None:
+def _check_items(values: Array, mask: Mask, name: str, requirement: str, allowed: Callable[[Array], Mask]) -> None:
     if np.shape(values) != mask.shape:
         raise ValueError(f"{name} must have shape {list(mask.shape)}; got shape {list(np.shape(values))}")
     if (refused := mask & ~allowed(values)).any():
@@ -329,13 +290,8 @@ def _check_items(
 
 
 def _weighted(weight: NDArray[np.float64], earned: NDArray[np.float64], expected: NDArray[np.float64]) -> Weighted:
-    return Weighted(
-        clicked=_sum(earned * weight),
-        modelled=_sum(expected * weight),
-        weight=_sum(weight),
-        weight_squared=_sum(weight**2),
-    )
+    return Weighted(_sum(earned * weight), _sum(expected * weight), _sum(weight), _sum(weight**2))
 
 
-def _sum(items: NDArray[Any]) -> Sums:
+def _sum(items: Array) -> Sums:
     return np.asarray(items.sum(axis=1), dtype=np.float64)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from urank.config import to_jsonable
 from urank.errors import ConfigError
-from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.estimators import ESTIMATORS, needs_propensity
 from urank.evaluation.intervals import Comparison, Interval
-from urank.evaluation.policy_evaluation import Evaluation, PolicyValue, evaluate_policies
+from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, PolicyValue, evaluate_policies
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, where_items
-from urank.progress import Report, silent
 from urank.ranking.guard import Guard, GuardKind, Moves, count_moves
 from urank.ranking.policies import Guarded, Policy
-from urank.ranking.utility import FLOOR
 
 DEFAULT_LEVELS: dict[GuardKind, tuple[float, ...]] = {"shift": (1, 2, 3, 5), "blend": (0.25, 0.5, 0.75)}
 KEPT = 0.5
@@ -30,13 +28,7 @@ KEPT = 0.5
 
 @dataclass(frozen=True)
 class GuardLevel:
-    """A policy at one level of the guard.
-
-    Attributes:
-        guard: the level; None for the unguarded policy.
-        value: the estimates of the policy at that level.
-        moves: how far its orders are from the logged ones.
-    """
+    """A policy at one level of the guard, None for the unguarded policy: its estimates, and how far items move."""
 
     guard: Guard | None
     value: PolicyValue
@@ -60,35 +52,24 @@ class GuardLevel:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        document: dict[str, Any] = to_jsonable(
-            {
-                "name": self.name,
-                "guard": None if self.guard is None else str(self.guard),
-                "utility": asdict(self.utility),
-                "difference": asdict(self.difference),
-                "mean_move": self.moves.mean,
-                "largest_move": self.moves.largest,
-                "other_first": self.moves.other_first,
-            }
-        )
-        return document
+        moves = {
+            "mean_move": self.moves.mean,
+            "largest_move": self.moves.largest,
+            "other_first": self.moves.other_first,
+        }
+        estimates = {"utility": asdict(self.utility), "difference": asdict(self.difference)}
+        guard = None if self.guard is None else str(self.guard)
+        return {"name": self.name, "guard": guard, **to_jsonable(estimates), **to_jsonable(moves)}
 
 
 @dataclass(frozen=True)
 class GuardLevels:
-    """The evaluated levels of a guard.
-
-    Attributes:
-        kind: of the guard.
-        policy: the name of the guarded policy.
-        levels: from the closest to the logged order to the unguarded policy.
-        evaluation: all estimates, the logged order first.
-    """
+    """The evaluated levels of a guard."""
 
     kind: GuardKind
-    policy: str
-    levels: list[GuardLevel]
-    evaluation: Evaluation
+    policy: str  # the name of the guarded policy
+    levels: list[GuardLevel]  # from the closest to the logged order to the unguarded policy
+    evaluation: Evaluation  # all estimates, the logged order first
 
     @property
     def recommended(self) -> GuardLevel | None:
@@ -110,16 +91,13 @@ class GuardLevels:
         if chosen is self.levels[-1]:
             why = "no smaller level has a significant gain of at least half that size"
             return f"launch {self.policy} unguarded: it {self._gain(chosen)}, and {why}"
-        share = (
-            f"{100 * chosen.difference.mean / full:.0f} % of the full gain" if full > 0 else "the full order no more"
-        )
-        return f"launch {self.policy} with {chosen.name} first: it {self._gain(chosen)}, {share}"
+        part = f"{100 * chosen.difference.mean / full:.0f} % of the full gain" if full > 0 else "the full order no more"
+        return f"launch {self.policy} with {chosen.name} first: it {self._gain(chosen)}, {part}"
 
     def _gain(self, level: GuardLevel) -> str:
         gain, logged = level.difference, list(self.evaluation.policies[0].utility.values())[-1].mean
-        mean, low, high = (
-            f"{100 * each / logged:.1f} %" if logged > 0 else f"{each:.4f}" for each in (gain.mean, gain.low, gain.high)
-        )
+        ends = (gain.mean, gain.low, gain.high)
+        mean, low, high = (f"{100 * each / logged:.1f} %" if logged > 0 else f"{each:.4f}" for each in ends)
         return f"earns {mean} more {self.evaluation.measure} than the logged order (95 % interval {low} to {high})"
 
     def __str__(self) -> str:
@@ -154,10 +132,7 @@ def evaluate_guard(
     kind: GuardKind = "shift",
     levels: Sequence[float] | None = None,
     splits: Sequence[str] = ("test",),
-    estimator: str = "auto",
-    floor: float = FLOOR,
-    config: CrossfitConfig | None = None,
-    report: Report = silent,
+    **options: Unpack[EvaluationOptions],
 ) -> GuardLevels:
     """Estimate the utility of a policy at each level of a guard, by the same click models.
 
@@ -170,9 +145,9 @@ def evaluate_guard(
         kind: `shift` or `blend`.
         levels: those to evaluate besides the unguarded policy; by default shift 1, 2, 3 and 5, as far as lists are long
             enough, or blend 0.25, 0.5 and 0.75.
-        estimator: as in `evaluate_policies`, except `ips` and `snips`.
-        splits, floor, config, report: as in `evaluate_policies`.
+        splits, options: as in `evaluate_policies`; the estimators `ips` and `snips` are refused.
     """
+    estimator = options.get("estimator", "auto")
     if estimator in ESTIMATORS and needs_propensity(estimator):
         raise ConfigError(
             f"estimator {estimator} cannot evaluate a guard, which follows the logged list and agrees with it more "
@@ -180,16 +155,7 @@ def evaluate_guard(
         )
     guards = _guards(kind, levels, dataset)
     counters = [MoveCounter(each) for each in level_policies(policy, guards)]
-    evaluation = evaluate_policies(
-        counters,
-        _without_propensity(dataset),
-        splits=splits,
-        estimator=estimator,
-        cutoffs=(),
-        floor=floor,
-        config=config,
-        report=report,
-    )
+    evaluation = evaluate_policies(counters, _without_propensity(dataset), splits=splits, cutoffs=(), **options)
     found = [GuardLevel(guard, evaluation[each.name], each.moves) for guard, each in zip(guards, counters, strict=True)]
     return GuardLevels(kind, policy.name, found, evaluation)
 
@@ -221,42 +187,20 @@ def _without_propensity(dataset: Dataset) -> Dataset:
     return hidden
 
 
-@dataclass(eq=False)
 class CachedPolicy:
     """A policy that remembers its order of the last block."""
 
-    policy: Policy
-    _block: Block | None = None
-    _found: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.policy.columns
-
-    def positions(self, block: Block) -> NDArray[np.int64]:
-        if block is not self._block:
-            self._block, self._found = block, self.policy.positions(block)
-        return self._found
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.columns = policy.name, policy.columns
+        self.positions = lru_cache(maxsize=1)(policy.positions)
 
 
-@dataclass(eq=False)
 class MoveCounter:
     """A policy that counts how far it moves the items of the blocks that it orders."""
 
-    policy: Policy
-    moves: Moves = field(default_factory=Moves)
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return [*self.policy.columns, "position"]
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.moves = policy, Moves()
+        self.name, self.columns = policy.name, [*policy.columns, "position"]
 
     def positions(self, block: Block) -> NDArray[np.int64]:
         found = self.policy.positions(block)

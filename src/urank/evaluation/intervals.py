@@ -58,7 +58,7 @@ def normal_interval(values: NDArray[Any], level: float = 0.95) -> Interval:
     tail = _tail(level)
     mean, error, n = _mean_and_error(_counted(values, "values"))
     half = float(stdtrit(n - 1, 1 - tail)) * error if n > 1 else nan
-    return Interval(mean=mean, error=error, low=mean - half, high=mean + half, n=n)
+    return Interval(mean, error, mean - half, mean + half, n)
 
 
 def bootstrap_interval(
@@ -96,13 +96,12 @@ def bootstrap_interval(
     mean, error, n = _mean_and_error(counted)
     if n < 2 or error == 0:
         end = nan if n < 2 else mean
-        return Interval(mean=mean, error=error, low=end, high=end, n=n)
+        return Interval(mean, error, end, end, n)
     generator = np.random.default_rng(rng)
     t = _resampled_t(_in_blocks(counted - mean, generator), generator, resamples)
     # The outer neighbour rather than a point between two, which infinite ends do not have.
-    t_low = np.quantile(t, tail, method="lower")
-    t_high = np.quantile(t, 1 - tail, method="higher")
-    return Interval(mean=mean, error=error, low=float(mean - t_high * error), high=float(mean - t_low * error), n=n)
+    t_low, t_high = np.quantile(t, tail, method="lower"), np.quantile(t, 1 - tail, method="higher")
+    return Interval(mean, error, float(mean - t_high * error), float(mean - t_low * error), n)
 
 
 def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
@@ -115,8 +114,7 @@ def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
     have p = 1 and the interval [0, 0]; a difference that never varies has p = 0.
 
     Args:
-        a: `[Q]`, one value for each query.
-        b: `[Q]`, the same queries in the same order.
+        a, b: `[Q]`, one value for each query, in the same order.
         level: confidence level.
 
     >>> paired(np.array([3.0, 5.0, 4.0]), np.array([2.0, 3.0, 1.0])).p_value  # mean 2, error 1/√3, 2 degrees of freedom
@@ -139,18 +137,12 @@ def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
 
 
 def holm(p_values: Sequence[float] | NDArray[Any]) -> NDArray[np.float64]:
-    """Adjust p-values for multiple comparisons (Holm, Scandinavian Journal of Statistics 1979).
+    """Adjust p-values `[m]` for multiple comparisons (Holm, Scandinavian Journal of Statistics 1979).
 
         adjusted_(j) = min(1, max_{i ≤ j} (m − i + 1) · p_(i))      with p_(1) ≤ … ≤ p_(m)
 
     Rejecting where the adjusted p-value is below 0.05 keeps the family-wise error rate at 0.05, whatever the dependence
     between the tests. NaN stays NaN and does not count as a comparison.
-
-    Args:
-        p_values: `[m]`, from 0 to 1.
-
-    Returns:
-        `[m]`, in the order given.
 
     >>> holm([0.01, 0.04, 0.03]).tolist()  # 3 · 0.01, max(0.06, 1 · 0.04), 2 · 0.03
     [0.03, 0.06, 0.06]
@@ -190,11 +182,7 @@ def model_variance(estimates: NDArray[np.float64]) -> float:
 def add_model_variance(found: IntervalT, variance: float, cuts: int, level: float = 0.95) -> IntervalT:
     """Widen an interval over queries by the variance of the models, with Satterthwaite's degrees of freedom.
 
-    Args:
-        found: an interval over queries.
-        variance: as returned by `model_variance`.
-        cuts: the number of cuts it was averaged over, its degrees of freedom.
-        level: confidence level.
+    `variance` is that of `model_variance`, averaged over `cuts` cuts, its degrees of freedom.
     """
     own = found.error**2
     total = own + variance

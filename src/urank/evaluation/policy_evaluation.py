@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from scipy.stats import norm
 from urank import distributed
 from urank.config import to_jsonable
 from urank.errors import ConfigError, DataError
+from urank.evaluation import intervals
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_cross_fitted
 from urank.evaluation.estimators import (
     ESTIMATORS,
@@ -34,16 +35,6 @@ from urank.evaluation.estimators import (
     needs_propensity,
     query_values,
 )
-from urank.evaluation.intervals import (
-    Comparison,
-    Interval,
-    add_model_variance,
-    bootstrap_interval,
-    holm,
-    model_variance,
-    normal_interval,
-    paired,
-)
 from urank.log.dataset import Block, Dataset, sample_to_fit
 from urank.log.ragged import pad, where_items
 from urank.log.splits import SPLITS
@@ -51,68 +42,46 @@ from urank.progress import Report, silent
 from urank.ranking.policies import LoggedOrder, Policy
 from urank.ranking.utility import FLOOR
 
+IntervalT = TypeVar("IntervalT", bound=intervals.Interval)
+
 BLOCK_ENTRIES = 50 * 2**16
 """Entries, padding included, of all click tables that are computed at once."""
 
 
 @dataclass(frozen=True)
 class PolicyValue:
-    """The estimated utility of one policy.
-
-    Attributes:
-        name: of the policy.
-        utility: cutoff -> the estimate; the last cutoff is K, all positions.
-        estimates: estimator -> the estimate at K.
-        bootstrap: the chosen estimate at K with a bootstrap interval.
-        difference: to the logged order at K, paired by query; None for the logged order itself.
-        support: how much evidence the log contains.
-        values: per-query values of the chosen estimator at K, for comparisons between policies.
-        by_model: the estimate by each click model of the evaluation alone, `[cuts, 2]`.
-    """
+    """The estimated utility of one policy."""
 
     name: str
-    utility: dict[int, Interval]
-    estimates: dict[str, Interval]
-    bootstrap: Interval
-    difference: Comparison | None
+    utility: dict[int, intervals.Interval]  # cutoff -> the estimate; the last cutoff is K, all positions
+    estimates: dict[str, intervals.Interval]  # estimator -> the estimate at K
+    bootstrap: intervals.Interval  # the chosen estimate at K with a bootstrap interval
+    difference: intervals.Comparison | None  # to the logged order at K, paired by query; None for that order itself
     support: Support
-    values: NDArray[np.float64]
-    by_model: NDArray[np.float64]
+    values: NDArray[np.float64]  # per-query values of the chosen estimator at K, for comparisons between policies
+    by_model: NDArray[np.float64]  # the estimate by each click model of the evaluation alone, `[cuts, 2]`
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, without the per-query values."""
-        found = asdict(self)
-        del found["values"], found["by_model"]
-        document: dict[str, Any] = to_jsonable(found)
-        return document
+        hidden = ("values", "by_model")
+        return {name: to_jsonable(value) for name, value in asdict(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Policies evaluated on the same queries.
+    """Policies evaluated on the same queries."""
 
-    Attributes:
-        policies: their values; the logged order comes first.
-        estimator: the chosen one.
-        measure: the unit of a utility: clicks, or value.
-        splits, queries, lists, rows: the part of the log that was used.
-        clicks: names of the cross-fitted click models.
-        specification: the calibration test of these models.
-        floor: lower bound of a logged click probability in a ratio.
-        all_rows: rows of these splits; more than `rows` when only a sample of the queries fitted the memory.
-    """
-
-    policies: list[PolicyValue]
+    policies: list[PolicyValue]  # the logged order comes first
     estimator: str
-    measure: str
+    measure: str  # the unit of a utility: clicks, or value
     splits: list[str]
     queries: int
     lists: int
     rows: int
-    clicks: list[str]
-    specification: Specification
-    floor: float
-    all_rows: int
+    clicks: list[str]  # names of the cross-fitted click models
+    specification: Specification  # the calibration test of these models
+    floor: float  # lower bound of a logged click probability in a ratio
+    all_rows: int  # rows of these splits; more than `rows` when only a sample of the queries fitted the memory
 
     def __getitem__(self, name: str) -> PolicyValue:
         found = {policy.name: policy for policy in self.policies}
@@ -132,11 +101,10 @@ class Evaluation:
             lines.append(line)
         return "\n".join([*lines, *self.warnings])
 
-    def compare(self, better: str, worse: str) -> Comparison:
+    def compare(self, better: str, worse: str) -> intervals.Comparison:
         """Compute the difference between two policies, paired by query."""
         one, other = self[better], self[worse]
-        variance = model_variance(one.by_model - other.by_model)
-        return add_model_variance(paired(one.values, other.values), variance, len(one.by_model))
+        return _with_models(intervals.paired(one.values, other.values), one.by_model - other.by_model)
 
     @property
     def positions(self) -> int:
@@ -155,20 +123,22 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
+        names = ("estimator", "measure", "splits", "queries", "lists", "rows", "all_rows", "clicks", "floor")
         return {
-            "estimator": self.estimator,
-            "measure": self.measure,
-            "splits": self.splits,
-            "queries": self.queries,
-            "lists": self.lists,
-            "rows": self.rows,
-            "all_rows": self.all_rows,
-            "clicks": self.clicks,
-            "floor": self.floor,
+            **{name: getattr(self, name) for name in names},
             "specification": to_jsonable(asdict(self.specification)),
             "warnings": self.warnings,
             "policies": [policy.to_dict() for policy in self.policies],
         }
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """Options that every evaluation forwards to `evaluate_policies`."""
+
+    estimator: str
+    floor: float
+    config: CrossfitConfig | None
+    report: Report
 
 
 def evaluate_policies(
@@ -240,13 +210,7 @@ def evaluate_policies(
 
 
 def evaluation_sample(dataset: Dataset, splits: Sequence[str], bytes_per_query: int) -> Dataset:
-    """Return the dataset, or a view of as many of its queries as fit into its memory.
-
-    Args:
-        dataset: a prepared log.
-        splits: the splits to evaluate on.
-        bytes_per_query: see `query_bytes`.
-    """
+    """Return the dataset, or a view of as many of its queries as fit into its memory; see `query_bytes`."""
     most_queries = dataset.memory.sums_bytes / bytes_per_query
     return sample_to_fit(dataset, splits, most_queries * dataset.rows_of_query(splits))
 
@@ -258,13 +222,8 @@ def evaluation_blocks(
 
     The order of the items depends on the dataset, the splits, `cuts` and `seed` alone: a second pass with the same
     arguments, such as one that compares an evaluation with known utilities, breaks ties alike. In a process group, each
-    worker iterates over its share of the row groups.
-
-    Args:
-        dataset: a prepared log, as `evaluation_sample` returned it.
-        splits: the splits to read.
-        columns: columns of the items to read.
-        cuts, seed: of the evaluation's `CrossfitConfig`.
+    worker iterates over its share of the row groups. The dataset is that of `evaluation_sample`; `cuts` and `seed` are
+    those of the evaluation's `CrossfitConfig`.
     """
     most_rows = max(1, BLOCK_ENTRIES // (dataset.positions * (1 + 2 * cuts)))
     for split in splits:
@@ -278,21 +237,17 @@ def evaluation_blocks(
 def _check_policies(policies: Sequence[Policy], dataset: Dataset) -> None:
     """Fail fast: validate names and columns before click models are fitted."""
     names = [policy.name for policy in policies]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"policies must have distinct names; '{twice}' occurs twice")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"policies must have distinct names; '{twice[0]}' occurs twice")
     known = {*dataset.features, *dataset.description["roles"]}
     for policy in policies:
-        absent = next((name for name in policy.columns if name not in known), None)
-        if absent is not None:
-            raise DataError(f"policy '{policy.name}' needs the column '{absent}', which the log does not have")
+        if absent := [name for name in policy.columns if name not in known]:
+            raise DataError(f"policy '{policy.name}' needs the column '{absent[0]}', which the log does not have")
 
 
 def _logged_batch(block: Block, table: NDArray[np.float64]) -> LoggedBatch:
-    names = set(block.items.column_names)
-    padded = {
-        name: pad(block.column(name), block.offsets) for name in {"position", "click", "value", "propensity"} & names
-    }
+    names = {"position", "click", "value", "propensity"} & set(block.items.column_names)
+    padded = {name: pad(block.column(name), block.offsets) for name in names}
     return LoggedBatch(
         table=pad(table, block.offsets),
         position=padded["position"].astype(np.int64),
@@ -303,26 +258,31 @@ def _logged_batch(block: Block, table: NDArray[np.float64]) -> LoggedBatch:
     )
 
 
+def _with_models(found: IntervalT, by_model: NDArray[np.float64]) -> IntervalT:
+    """Add the variance between click models to an interval over queries, given the estimate by each `[cuts, 2]`."""
+    return intervals.add_model_variance(found, intervals.model_variance(by_model), len(by_model))
+
+
 def _policy_value(
     totals: QueryTotals, number: int, name: str, chosen: str, usable: Sequence[str], config: CrossfitConfig
 ) -> PolicyValue:
     K = totals.places[-1]
 
-    def estimate(place: int, estimator: str) -> Interval:
-        variance = model_variance(totals.by_model(number, place, estimator))
-        return add_model_variance(normal_interval(totals.values(number, place, estimator)), variance, config.cuts)
+    def estimate(place: int, estimator: str) -> intervals.Interval:
+        over_queries = intervals.normal_interval(totals.values(number, place, estimator))
+        return _with_models(over_queries, totals.by_model(number, place, estimator))
 
     values, by_model = totals.values(number, K, chosen), totals.by_model(number, K, chosen)
     difference = None
     if number:
-        variance = model_variance(by_model - totals.by_model(0, K, chosen))
-        difference = add_model_variance(paired(values, totals.values(0, K, chosen)), variance, config.cuts)
+        over_queries = intervals.paired(values, totals.values(0, K, chosen))
+        difference = _with_models(over_queries, by_model - totals.by_model(0, K, chosen))
     found = support(totals.terms[number, K])
     return PolicyValue(
         name=name,
         utility={place: estimate(place, chosen) for place in totals.places},
         estimates={estimator: estimate(K, estimator) for estimator in usable},
-        bootstrap=bootstrap_interval(values, rng=config.seed),
+        bootstrap=intervals.bootstrap_interval(values, rng=config.seed),
         difference=difference,
         support=found if number else replace(found, warnings=[]),
         values=values,
@@ -358,13 +318,11 @@ class QueryTotals:
         orders: Sequence[NDArray[np.int64]],
         floor: float,
     ) -> None:
-        """Add the lists of a block.
+        """Add the lists of a block; `query` `[B]` identifies the query of each.
 
         Args:
-            query: `[B]`, identifies the query of each list.
             logged: the lists with the cross-fitted table, then with the table of each model alone.
             orders: `[B, n]` of each policy, the positions it gives.
-            floor: lower bound of a logged click probability.
         """
         queries, home = np.unique(query, return_inverse=True)
         whole = np.zeros_like(home)
@@ -435,16 +393,14 @@ class Support:
 
     Attributes:
         placements: how many items have a place under the policy.
-        as_logged: the share of them at their logged position.
-        floored: the share of them whose weight is floored.
+        as_logged, floored, unseen: the share of them at their logged position; whose weight is floored; that the
+            logged list did not show, candidates below the last position.
         effective: the effective sample size of the ratio weights, (Σ w)² / Σ w².
         effective_ips: the same of the IPS weights; this and coverage are None without propensities.
         largest_query: the largest share of |Σ c w b| that one query carries, by the ratio or the IPS weights.
-        coverage: Σ w' / placements, near 1 if the logging policy could have produced all of them; about the rest, the
-            log alone contains no evidence.
-        coverage_error: its standard error.
+        coverage: Σ w' / placements with its standard error, near 1 if the logging policy could have produced all of
+            them; about the rest, the log alone contains no evidence.
         warnings: a sentence for each reason to doubt the estimates.
-        unseen: the share of them that the logged list did not show, candidates below the last position.
     """
 
     placements: int
@@ -467,7 +423,7 @@ def support(terms: Terms) -> Support:
     if terms.ips is not None:
         effective_ips = _effective(terms.ips)
         coverage = _share(terms.ips.weight.sum(), placements)
-        coverage_error = normal_interval(linearised([terms.ips.weight], [terms.placed])).error
+        coverage_error = intervals.normal_interval(linearised([terms.ips.weight], [terms.placed])).error
         largest_query = float(np.fmax(largest_query, _largest_share(terms.ips.clicked)))
     found = Support(
         placements=int(placements),
@@ -556,33 +512,20 @@ MISFIT_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Cell:
-    """Rows at one position with similar predicted click probabilities.
-
-    Attributes:
-        position: 1-based.
-        level: from 1, the third of the position's rows with the lowest predictions, to 3.
-        rows, predicted, observed: how many, and the mean click rates.
-        z: their difference in standard errors, clustered by query.
-        p_value: adjusted for the number of cells (Holm).
-    """
+    """Rows at one position with similar predicted click probabilities, and their mean click rates."""
 
     position: int
-    level: int
+    level: int  # from 1, the third of the position's rows with the lowest predictions, to 3
     rows: int
     predicted: float
     observed: float
-    z: float
-    p_value: float
+    z: float  # the difference of both in standard errors, clustered by query
+    p_value: float  # adjusted for the number of cells (Holm)
 
 
 @dataclass(frozen=True)
 class Specification:
-    """Predicted against observed clicks on held-out queries.
-
-    Attributes:
-        cells: by position and level.
-        warnings: a sentence if the model is miscalibrated.
-    """
+    """Predicted against observed clicks on held-out queries, with a warning if the model is miscalibrated."""
 
     cells: list[Cell]
     warnings: list[str]
@@ -605,9 +548,8 @@ class CalibrationTest:
         cells = self.positions * CALIBRATION_LEVELS
         owner = np.broadcast_to(home[:, None], where.shape)[where]
         off = np.bincount(owner * cells + cell, click - chance, len(queries) * cells).reshape(len(queries), cells)
-        rows, predicted, observed, spread = (
-            np.bincount(cell, each, cells) for each in (np.ones(len(cell)), chance, click, chance * (1 - chance))
-        )
+        sums = (np.ones(len(cell)), chance, click, chance * (1 - chance))
+        rows, predicted, observed, spread = (np.bincount(cell, each, cells) for each in sums)
         self._sums += np.stack([rows, predicted, observed, off.sum(axis=0), (off**2).sum(axis=0), spread])
 
     def result(self) -> Specification:
@@ -620,19 +562,11 @@ class CalibrationTest:
         variance = np.maximum(squares, inflation * spread)
         seen = np.flatnonzero(variance > 0)
         z = off[seen] / np.sqrt(variance[seen])
-        p_values = holm(2 * norm.sf(np.abs(z)))
-        cells = [
-            Cell(
-                position=int(cell) // CALIBRATION_LEVELS + 1,
-                level=int(cell) % CALIBRATION_LEVELS + 1,
-                rows=int(rows[cell]),
-                predicted=float(predicted[cell] / rows[cell]),
-                observed=float(observed[cell] / rows[cell]),
-                z=float(z[number]),
-                p_value=float(p_values[number]),
-            )
-            for number, cell in enumerate(seen)
-        ]
+        p_values = intervals.holm(2 * norm.sf(np.abs(z)))
+        place, level = np.divmod(seen, CALIBRATION_LEVELS)
+        counts, rates = rows[seen].astype(np.int64), (each[seen] / rows[seen] for each in (predicted, observed))
+        columns = (place + 1, level + 1, counts, *rates, z, p_values)
+        cells = [Cell(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         misfits = [cell for cell in cells if cell.p_value < MISFIT_LEVEL]
         if not misfits:
             return Specification(cells, [])

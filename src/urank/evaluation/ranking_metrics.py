@@ -14,12 +14,12 @@ compare with it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from urank.ranking.utility import check_cutoff, check_order, has_place, utility
+from urank.ranking.utility import Array, Mask, check_cutoff, check_order, has_place, utility
 
 Empty = Literal["skip", "zero", "one"]
 GainKind = Literal["exponential", "linear"]
@@ -31,10 +31,10 @@ _MOST_RELEVANT = 1000
 
 
 def average_precision_metric(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
+    positions: Array,
+    relevance: Array,
     *,
-    where: NDArray[np.bool_] | None = None,
+    where: Mask | None = None,
     threshold: float = 1,
     cutoff: int | None = None,
     empty: Empty = "skip",
@@ -55,9 +55,6 @@ def average_precision_metric(
         cutoff: count only this many first positions; all by default.
         empty: the value of a query without any relevant item: "skip" (NaN), "zero" or "one".
 
-    Returns:
-        `[B]`, from 0 to 1.
-
     >>> average_precision_metric(np.array([[1, 2, 4]]), np.array([[1, 0, 2]])).tolist()  # (1/1 + 2/4) / 2
     [0.75]
     """
@@ -72,10 +69,10 @@ def average_precision_metric(
 
 
 def ndcg_metric(
-    positions: NDArray[Any],
-    relevance: NDArray[Any],
+    positions: Array,
+    relevance: Array,
     *,
-    where: NDArray[np.bool_] | None = None,
+    where: Mask | None = None,
     cutoff: int | None = 10,
     gain: GainKind = "exponential",
     empty: Empty = "skip",
@@ -87,16 +84,7 @@ def ndcg_metric(
     with gain(y) = 2^y − 1 ("exponential") or y ("linear"). The ideal DCG sorts all items of the list by
     label and applies the same cutoff, even if the order leaves some of them without a place.
 
-    Args:
-        positions: `[B, n]`, the 1-based position k_i of each item.
-        relevance: `[B, n]`, the label y_i of each item, from 0 up.
-        where: `[B, n]`, true where there is an item; all by default.
-        cutoff: count only this many first positions; all when None.
-        gain: "exponential" or "linear".
-        empty: the value of a query without any label above 0: "skip" (NaN), "zero" or "one".
-
-    Returns:
-        `[B]`, from 0 to 1.
+    A query without any label above 0 has the value of `empty`. Other arguments as for `average_precision_metric`.
 
     >>> ndcg_metric(np.array([[1, 3, 2]]), np.array([[2, 0, 1]])).tolist()
     [1.0]
@@ -104,8 +92,7 @@ def ndcg_metric(
     [0.5]
     """
     mask = check_order(positions, where)
-    labels = _check_relevance(relevance, mask)
-    gains = _gains(labels, gain)
+    gains = _gains(_check_relevance(relevance, mask), gain)
     discounts = 1 / np.log2(1 + _places(positions, mask, cutoff))
     ideal_gains = _descending(gains)[:, :cutoff]
     ideal_discounts = 1 / np.log2(1 + np.arange(1, ideal_gains.shape[1] + 1))
@@ -117,11 +104,7 @@ def ndcg_metric(
 
 
 def clicks_metric(
-    positions: NDArray[Any],
-    table: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    positions: Array, table: Array, *, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks: #Click of Section 5.4, #click@k of Section 6.1; Eq. 1 with every value 1.
 
@@ -140,11 +123,7 @@ def clicks_metric(
 
 
 def ctr_metric(
-    positions: NDArray[Any],
-    table: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    positions: Array, table: Array, *, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute expected clicks per item with a place: CTR of Section 5.4.
 
@@ -162,14 +141,14 @@ def ctr_metric(
     return _share(clicks_metric(positions, table, where=where, cutoff=cutoff), shown, "skip")
 
 
-def _places(positions: NDArray[Any], mask: NDArray[np.bool_], cutoff: int | None) -> NDArray[np.float64]:
+def _places(positions: Array, mask: Mask, cutoff: int | None) -> NDArray[np.float64]:
     """Return the position of each item that counts, and infinity, where all discounts are 0, for the others."""
     check_cutoff(cutoff)
     counts = mask if cutoff is None else mask & (positions <= cutoff)
     return np.where(counts, positions, np.inf)
 
 
-def _check_relevance(relevance: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _check_relevance(relevance: Array, mask: Mask) -> NDArray[np.float64]:
     """Return the labels, with 0 in the padding."""
     if np.shape(relevance) != mask.shape:
         raise ValueError(f"relevance must have shape {list(mask.shape)}; got shape {list(np.shape(relevance))}")
@@ -194,7 +173,7 @@ def _descending(terms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.sort(terms, axis=-1)[:, ::-1]
 
 
-def _share(reached: NDArray[Any], most: NDArray[Any], empty: Empty) -> NDArray[np.float64]:
+def _share(reached: Array, most: Array, empty: Empty) -> NDArray[np.float64]:
     """Return reached / most, and the value of an empty query where most is 0."""
     if empty not in _VALUE_OF_EMPTY:
         raise ValueError(f"empty must be 'skip', 'zero' or 'one'; got {empty!r}")

@@ -6,17 +6,17 @@ together with the ranker.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal, Unpack, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from urank.config import Settings
-from urank.learning.batches import Batch, Gain, Stream, train_and_valid
+from urank.learning.batches import Batch, Gain, train_and_valid
 from urank.learning.features import Featurizer
-from urank.learning.training import History, Loss, TrainingConfig, mean_loss, seeded, train
+from urank.learning.training import History, TrainingConfig, mean_loss, seeded
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.propensity.examination import CLIP, ExaminationCurve, Propensity
@@ -25,10 +25,12 @@ from urank.ranking.objectives import BaselineConfig, DiscountedGain, LabelGain, 
 from urank.ranking.urank_network import (
     NetworkScorer,
     RankerConfig,
+    RunOptions,
     ScoreNetwork,
     build_scorer,
     fit_by_swaps,
     pad_tensor,
+    train_by_lists,
     value_feature,
 )
 from urank.ranking.urank_trees import TreesConfig, TreesScorer, grow_by_swaps, tree_streams
@@ -57,73 +59,54 @@ def fit_baseline(
     svm: RankSvmConfig,
     trees: TreesConfig,
     propensity: Propensity | None = None,
-    checkpoint: Path | None = None,
-    report: Report = silent,
+    **run: Unpack[RunOptions],
 ) -> tuple[NetworkScorer | TreesScorer, History]:
     """Train a ranker of another paper on a prepared log.
 
     Args:
-        name: which ranker.
         dataset: trains on train, stops early on valid, does not read test.
         featurizer: fitted on train.
         config: clicks or labels, and their weights.
         scorer: network and training of LambdaRank and DLA, and the seed.
-        svm: settings of RankSVM.
-        trees: settings of the trees.
+        svm, trees: settings of RankSVM and of trees.
         propensity: weights of clicks; None for unweighted clicks.
-        checkpoint: file from which an interrupted run resumes.
-        report: Progress callback.
+        run: see `RunOptions`.
     """
     if name == "dla":
-        found, _, history = fit_dla(dataset, featurizer, scorer, clip=config.clip, checkpoint=checkpoint, report=report)
+        found, _, history = fit_dla(dataset, featurizer, scorer, clip=config.clip, **run)
         return found, history
     gain = gain_of(dataset, config, propensity)
     if name == "ranksvm":
-        return fit_ranksvm(dataset, featurizer, gain, svm, checkpoint=checkpoint, report=report)
+        return fit_ranksvm(dataset, featurizer, gain, svm, **run)
     if name == "lambdarank":
-        return fit_lambdarank(dataset, featurizer, gain, scorer, checkpoint=checkpoint, report=report)
-    return fit_lambdarank_trees(dataset, featurizer, gain, scorer, trees, report=report)
+        return fit_lambdarank(dataset, featurizer, gain, scorer, **run)
+    return fit_lambdarank_trees(dataset, featurizer, gain, scorer, trees, report=run.get("report", silent))
 
 
 # LambdaRank
 
 
 def fit_lambdarank(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankerConfig,
-    *,
-    checkpoint: Path | None = None,
-    report: Report = silent,
+    dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankerConfig, **run: Unpack[RunOptions]
 ) -> tuple[NetworkScorer, History]:
     """Train LambdaRank (Burges 2010) as a network; stops early by the discounted cumulative gain of valid.
 
     Args:
         gain: the gain of each item, as returned by `gain_of`.
         config: the network, its training and the seed; its target is not used.
-        dataset, featurizer, checkpoint, report: as in `fit_baseline`.
+        dataset, featurizer, run: as in `fit_baseline`.
     """
     splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
-    return fit_by_swaps(network, splits, target, config, checkpoint=checkpoint, report=report, name="train lambdarank")
+    return fit_by_swaps(network, splits, target, config, name="train lambdarank", **run)
 
 
 def fit_lambdarank_trees(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankerConfig,
-    trees: TreesConfig,
-    *,
-    report: Report = silent,
+    dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankerConfig, trees: TreesConfig, *, report: Report
 ) -> tuple[TreesScorer, History]:
-    """Train LambdaRank as LightGBM trees, whose own `lambdarank` takes integer grades only.
-
-    Arguments as for `fit_lambdarank`.
-    """
+    """Train LambdaRank as LightGBM trees, whose own `lambdarank` takes integer grades only."""
     splits = tree_streams(dataset, featurizer, trees, gain=gain)
     target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
     return grow_by_swaps(splits, target, config, trees, report=report)
@@ -133,26 +116,16 @@ def fit_lambdarank_trees(
 
 
 def fit_ranksvm(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    gain: Gain,
-    config: RankSvmConfig,
-    *,
-    checkpoint: Path | None = None,
-    report: Report = silent,
+    dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankSvmConfig, **run: Unpack[RunOptions]
 ) -> tuple[NetworkScorer, History]:
-    """Train a linear scorer by the pairwise hinge loss; stops early by that of valid.
-
-    Arguments as for `fit_lambdarank`.
-    """
+    """Train a linear scorer by the pairwise hinge loss; stops early by that of valid."""
     splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
     lists = max(sum(group.lists for group in splits[0].groups), 1)
     graded = isinstance(gain, LabelGain)
     with seeded(config.seed):
         network = ScoreNetwork(featurizer, value_feature(dataset), hidden=())
-    with torch.no_grad():
-        for parameter in network.output.parameters():
-            parameter.zero_()
+    for parameter in network.output.parameters():
+        nn.init.zeros_(parameter)
 
     def hinge(network: nn.Module, batch: Batch) -> Tensor:
         assert batch.gain is not None  # noqa: S101 - the streams above have one
@@ -163,7 +136,9 @@ def fit_ranksvm(
         squared = torch.stack([(parameter**2).sum() for parameter in network.parameters() if parameter.ndim > 1]).sum()
         return hinge(network, batch) + squared / (2 * config.c * lists)
 
-    history = _train(network, loss, hinge, splits, config, checkpoint, report, "train ranksvm")
+    valid_loss = partial(mean_loss, loss=hinge, stream=splits[1])
+    fit = partial(train_by_lists, seed=config.seed, name="train ranksvm", **run)
+    history = fit(network, loss, splits[0], valid_loss, config.training)
     return NetworkScorer(network), history
 
 
@@ -218,23 +193,14 @@ def dual_weights(
 
 
 def fit_dla(
-    dataset: Dataset,
-    featurizer: Featurizer,
-    config: RankerConfig,
-    *,
-    clip: float = CLIP,
-    checkpoint: Path | None = None,
-    report: Report = silent,
+    dataset: Dataset, featurizer: Featurizer, config: RankerConfig, *, clip: float = CLIP, **run: Unpack[RunOptions]
 ) -> tuple[NetworkScorer, ExaminationCurve, History]:
     """Train ranker and propensity model together on the clicks of a prepared log.
 
     Args:
         config: the network, its training and the seed.
         clip: upper bound of a weight.
-        dataset, featurizer, checkpoint, report: as in `fit_baseline`.
-
-    Returns:
-        the ranker, the learned examination, and the rounds.
+        dataset, featurizer, run: as in `fit_baseline`.
     """
     splits = train_and_valid(dataset, featurizer, config.training.batch_lists)
     with seeded(config.seed):
@@ -252,7 +218,9 @@ def fit_dla(
         scores, log_g, click, _, _, shown = _dual_batch(network, batch)
         return softmax_loss(scores + log_g, click, where=shown).mean()
 
-    history = _train(network, loss, click_loss, splits, config, checkpoint, report, "train dla")
+    valid_loss = partial(mean_loss, loss=click_loss, stream=splits[1])
+    fit = partial(train_by_lists, seed=config.seed, name="train dla", **run)
+    history = fit(network, loss, splits[0], valid_loss, config.training)
     return NetworkScorer(network.scorer), network.curve(), history
 
 
@@ -266,28 +234,3 @@ def _dual_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
     K = len(network.slow_places)
     return scores, network.log_examination[position.clamp(1, K) - 1], click, position, where, where & (position <= K)
-
-
-def _train(
-    network: nn.Module,
-    loss: Loss,
-    held_out_loss: Loss,
-    splits: tuple[Stream, Stream],
-    config: RankSvmConfig | RankerConfig,
-    checkpoint: Path | None,
-    report: Report,
-    name: str,
-) -> History:
-    """Train by a loss that is a mean over lists; stops early by the held-out loss of valid."""
-    return train(
-        network,
-        loss,
-        splits[0],
-        lambda network: mean_loss(network, held_out_loss, splits[1]),
-        config.training,
-        seed=config.seed,
-        checkpoint=checkpoint,
-        report=report,
-        name=name,
-        weigh=lambda batch: batch.lists,
-    )

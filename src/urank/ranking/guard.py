@@ -6,25 +6,23 @@ positions 1, 3 and 7 are the ranks 1, 2 and 3. They return positions 1 to n, as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite, nan
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError
 from urank.log.ragged import positions_by_score
-from urank.ranking.utility import check_order
+from urank.ranking.utility import Array, Mask, check_mask, check_order
 
 GuardKind = Literal["shift", "blend"]
 
 _DECIMALS = 9  # of a mean of ranks; smaller differences are rounding and must not break ties
 
 
-def limit_shift(
-    positions: NDArray[Any], current: NDArray[Any], most: int, *, where: NDArray[np.bool_] | None = None
-) -> NDArray[np.int64]:
+def limit_shift(positions: Array, current: Array, most: int, *, where: Mask | None = None) -> NDArray[np.int64]:
     """Return the order closest to the wanted one in which no item moves more than `most` places from its rank r.
 
     Places are filled from the top: place k gets the item that is due, r + most = k; if none is, the most wanted item
@@ -68,9 +66,7 @@ def limit_shift(
     return np.asarray(places[lists[:, None], rank - 1])
 
 
-def blend_ranks(
-    positions: NDArray[Any], current: NDArray[Any], share: float, *, where: NDArray[np.bool_] | None = None
-) -> NDArray[np.int64]:
+def blend_ranks(positions: Array, current: Array, share: float, *, where: Mask | None = None) -> NDArray[np.int64]:
     """Return the order by the weighted mean of an item's current and wanted rank.
 
         (1 − share) · current rank + share · wanted rank      rising, ties in the current order
@@ -92,7 +88,7 @@ def blend_ranks(
 
 @dataclass(frozen=True)
 class Guard:
-    """How close to the current order another one must stay.
+    """How close an order must stay to the current one.
 
     Attributes:
         kind: `shift` limits how many places an item moves (`limit_shift`), `blend` averages the ranks of both orders
@@ -126,14 +122,11 @@ class Guard:
         if isinstance(text, cls):
             return text
         kind, _, level = str(text).partition(":")
-        found = next((each for each in get_args(GuardKind) if each == kind), None)
         try:
-            number = float(level)
-        except ValueError:
-            number = None
-        if found is None or number is None:
-            raise ConfigError(f"a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5; got '{text}'")
-        return cls(found, number)
+            return cls({each: each for each in get_args(GuardKind)}[kind], float(level))
+        except (KeyError, ValueError):
+            usage = "a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5"
+            raise ConfigError(f"{usage}; got '{text}'") from None
 
     def __str__(self) -> str:
         return f"{self.kind}:{np.format_float_positional(self.level, trim='-')}"
@@ -143,9 +136,7 @@ class Guard:
         """Name in tables."""
         return str(self).replace(":", " ")
 
-    def apply(
-        self, positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.int64]:
+    def apply(self, positions: Array, current: Array, *, where: Mask | None = None) -> NDArray[np.int64]:
         """Return the guarded order; see `limit_shift`."""
         if self.kind == "shift":
             return limit_shift(positions, current, int(self.level), where=where)
@@ -154,29 +145,17 @@ class Guard:
 
 @dataclass(frozen=True)
 class Moves:
-    """How far orders are from the current ones; those of several lists can be added.
-
-    Attributes:
-        items, lists: counts.
-        places: how many places all items moved, up or down.
-        largest: the largest move.
-        firsts: how many lists have another first item.
-    """
+    """How far orders are from the current ones; those of several lists can be added."""
 
     items: int = 0
     lists: int = 0
-    places: int = 0
-    largest: int = 0
-    firsts: int = 0
+    places: int = 0  # that all items moved, up or down
+    largest: int = 0  # the largest move
+    firsts: int = 0  # lists with another first item
 
     def __add__(self, other: Moves) -> Moves:
-        return Moves(
-            self.items + other.items,
-            self.lists + other.lists,
-            self.places + other.places,
-            max(self.largest, other.largest),
-            self.firsts + other.firsts,
-        )
+        total = {name: count + getattr(other, name) for name, count in asdict(self).items()}
+        return Moves(**(total | {"largest": max(self.largest, other.largest)}))
 
     @property
     def mean(self) -> float:
@@ -189,7 +168,7 @@ class Moves:
         return self.firsts / self.lists if self.lists else nan
 
 
-def count_moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Moves:
+def count_moves(positions: Array, current: Array, *, where: Mask | None = None) -> Moves:
     """Measure how far orders `[B, n]` are from the current ones, by rank.
 
     >>> found = count_moves(np.array([[2, 1, 3], [1, 3, 2]]), np.array([[1, 2, 3], [1, 2, 3]]))
@@ -197,7 +176,7 @@ def count_moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArra
     (0.6666666666666666, 1, 0.5)
     """
     new, old = _ranks(positions, where), _ranks(current, where)
-    mask = np.ones(new.shape, dtype=np.bool_) if where is None else where
+    mask = check_mask(where, new.shape)
     moved = np.where(mask, np.abs(new - old), 0)
     return Moves(
         items=int(mask.sum()),
@@ -208,7 +187,7 @@ def count_moves(positions: NDArray[Any], current: NDArray[Any], *, where: NDArra
     )
 
 
-def _ranks(positions: NDArray[Any], where: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+def _ranks(positions: Array, where: Mask | None) -> NDArray[np.int64]:
     """Return the rank `[B, n]` of each item in its list, from 1; padding comes last."""
     check_order(positions, where)
     return positions_by_score(-positions.astype(np.int64), where=where)

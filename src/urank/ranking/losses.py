@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from urank.log.ragged import order_by_score
+from urank.ranking.utility import Array, Mask
 
 Form = Literal["stable", "paper"]
 
@@ -38,7 +39,7 @@ class Swaps:
     delta: NDArray[np.float32]
 
 
-def swaps(scores: NDArray[Any], gains: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> Swaps:
+def swaps(scores: Array, gains: Array, *, where: Mask | None = None) -> Swaps:
     """Compute the E step: positions by the scores, and ΔUtil (Eq. 8) of every pair at these positions.
 
     Args:
@@ -53,14 +54,14 @@ def swaps(scores: NDArray[Any], gains: NDArray[Any], *, where: NDArray[np.bool_]
     B, n, K = gains.shape
     order = order_by_score(scores, where=where)
     ordered = gains.reshape(B * n, K).take(_flat(order), axis=0)
-    delta = _delta_in_order(np.ascontiguousarray(ordered.transpose(2, 1, 0)))
-    delta = delta.transpose(2, 1, 0).astype(np.float32, copy=False)
+    in_order = _delta_in_order(np.ascontiguousarray(ordered.transpose(2, 1, 0)))
+    delta = in_order.transpose(2, 1, 0).astype(np.float32, copy=False)
     if where is not None:  # C order, since torch is faster on contiguous memory
         delta = np.multiply(delta, (np.arange(n) < where.sum(axis=1)[:, None])[..., None], order="C")
     return Swaps(order, delta)
 
 
-def _delta_in_order(gains: NDArray[Any]) -> NDArray[Any]:
+def _delta_in_order(gains: Array) -> Array:
     """Compute Eq. 8 as in `utility.delta_utility`, `[m, n, B]`, for items `[K, n, B]` in the order of their places.
 
     Then every look-up is a slice, and with the lists last every slice is long: `swaps` takes a sixth of the time of the
@@ -109,7 +110,7 @@ def swap_loss(
 
 
 def swap_derivatives(
-    scores: NDArray[Any], found: Swaps, *, sigma: float = 1.0
+    scores: Array, found: Swaps, *, sigma: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the first and second derivatives of the stable `swap_loss` by each score, `[B, n]` each, for trees.
 
@@ -174,10 +175,7 @@ def hinge_loss(scores: Tensor, weight: Tensor, *, where: Tensor, graded: bool = 
 def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
     """Compute the softmax cross-entropy of each list, `[B]`: Σ_i w_i · −log(e^{s_i} / Σ_j e^{s_j}) (Ai et al. 2018).
 
-    Args:
-        scores: `[B, n]`.
-        weight: `[B, n]`, from 0 up.
-        where: `[B, n]`, true where there is an item.
+    All arguments are `[B, n]`; weights are from 0 up, and `where` is true where there is an item.
 
     >>> s, where = torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]])
     >>> loss = softmax_loss(s, torch.tensor([[3.0, 0.0, 0.0]]), where=where)
@@ -191,5 +189,4 @@ def softmax_loss(scores: Tensor, weight: Tensor, *, where: Tensor) -> Tensor:
 def _flat(order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the items of an order `[B, n]` as indices into a flat array."""
     B, n = order.shape
-    at: NDArray[np.int64] = order + n * np.arange(B)[:, None]
-    return at
+    return np.asarray(order + n * np.arange(B)[:, None])

@@ -7,7 +7,7 @@ highest utility (Eq. 1) is the matching with the largest sum of weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,26 +15,26 @@ from scipy.optimize import linear_sum_assignment
 
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.ranking.guard import Guard
+from urank.ranking.utility import Array, Mask, check_mask
 
 Method = Literal["score", "match", "ctr1"]
 METHODS: tuple[Method, ...] = ("score", "match", "ctr1")
 """By falling score; by the exact matching of the click table; by expected utility at position 1 (CTR-1)."""
 
 
-def expected_gain(table: NDArray[np.float32], value: NDArray[Any] | None, method: Method) -> NDArray[np.float64]:
+def expected_gain(table: NDArray[np.float32], value: Array | None, method: Method) -> NDArray[np.float64]:
     """Return the expected utility of each item at each position `[rows, K]`; at position 1 `[rows]` for CTR-1."""
     chances = table[:, 0] if method == "ctr1" else table
     values = values_or_ones(value, len(table))
     return np.asarray(np.exp(chances.astype(np.float64)) * (values if method == "ctr1" else values[:, None]))
 
 
-def positions_in_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+def positions_in_lists(values: Array, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the 1-based positions `[rows]` by falling values `[rows]`, or by the matching of values `[rows, K]`."""
     place = positions_by_score if values.ndim == 1 else match
     lengths = np.diff(offsets)
     if len(lengths) and (lengths == lengths[0]).all():  # no padding, no copy
-        lists = values.reshape(len(lengths), lengths[0], *values.shape[1:])
-        return place(lists).ravel()
+        return place(values.reshape(len(lengths), lengths[0], *values.shape[1:])).ravel()
     positions = np.empty(len(values), dtype=np.int64)
     for rows, bounds in _groups_of_similar_length(offsets):
         where = where_items(bounds)
@@ -43,7 +43,7 @@ def positions_in_lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDAr
 
 
 def guarded_positions(
-    positions: NDArray[np.int64], current: NDArray[Any], offsets: NDArray[np.int64], guard: Guard
+    positions: NDArray[np.int64], current: Array, offsets: NDArray[np.int64], guard: Guard
 ) -> NDArray[np.int64]:
     """Return the guarded positions `[rows]`."""
     kept = np.empty_like(positions)
@@ -53,7 +53,7 @@ def guarded_positions(
     return kept
 
 
-def _groups_of_similar_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
+def _groups_of_similar_length(offsets: NDArray[np.int64]) -> Iterator[tuple[Mask, NDArray[np.int64]]]:
     """Yield the rows and offsets of lists to be padded together, whose lengths are within a factor of two.
 
     A long list among many short ones would otherwise pad all of them to its length.
@@ -65,7 +65,7 @@ def _groups_of_similar_length(offsets: NDArray[np.int64]) -> Iterator[tuple[NDAr
         yield np.repeat(chosen, lengths), np.append(0, np.cumsum(lengths[chosen]))
 
 
-def values_or_ones(value: NDArray[Any] | None, rows: int) -> NDArray[np.float32]:
+def values_or_ones(value: Array | None, rows: int) -> NDArray[np.float32]:
     """Return the values `[rows]`, or ones for None."""
     return np.ones(rows, dtype=np.float32) if value is None else np.asarray(value, dtype=np.float32)
 
@@ -79,7 +79,7 @@ _LONG = 512
 _LIMIT = 1e300
 
 
-def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+def match(weights: Array, *, where: Mask | None = None) -> NDArray[np.int64]:
     """Return the 1-based position `[B, n]` of each item in an order of highest utility (Section 3, Eq. 1).
 
         argmax over orders of  Σ_i weights[i, k_i]      over the items with k_i ≤ min(m, K)
@@ -100,12 +100,13 @@ def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> N
     >>> match(np.array([[[0.50, 0.48], [0.45, 0.30], [0.40, 0.20]]])).tolist()
     [[2, 1, 3]]
     """
-    mask = _check_shapes(weights, where)
+    if np.ndim(weights) != 3 or weights.shape[2] < 1:
+        raise ValueError(f"weights must have shape [B, n, K] with K from 1 up; got shape {list(np.shape(weights))}")
+    mask = check_mask(where, weights.shape[:2])
     costs = _costs(weights, mask)
     places = np.minimum(mask.sum(axis=-1), weights.shape[2])
     filled = np.arange(min(weights.shape[1:])) < places[:, None]
     chosen = _keep_input_order(costs, _choose(costs, mask, places), filled)
-
     rows, columns = np.nonzero(filled)
     placed_at = np.zeros(mask.shape, dtype=np.int64)
     placed_at[rows, chosen[rows, columns]] = columns + 1
@@ -115,19 +116,7 @@ def match(weights: NDArray[Any], *, where: NDArray[np.bool_] | None = None) -> N
     return np.where(placed_at > 0, placed_at, positions_by_score(scores, where=None if mask.all() else mask))
 
 
-def _check_shapes(weights: NDArray[Any], where: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    if np.ndim(weights) != 3 or weights.shape[2] < 1:
-        raise ValueError(f"weights must have shape [B, n, K] with K from 1 up; got shape {list(np.shape(weights))}")
-    shape = weights.shape[:2]
-    mask = np.ones(shape, dtype=np.bool_) if where is None else where
-    if np.shape(mask) != shape or mask.dtype != np.bool_:
-        raise ValueError(
-            f"where must be boolean of shape {list(shape)}; got {mask.dtype} of shape {list(np.shape(mask))}"
-        )
-    return mask
-
-
-def _costs(weights: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _costs(weights: Array, mask: Mask) -> NDArray[np.float64]:
     """Return the negated weights, `[B, K, n]`, infinite in the padding.
 
     The layout is that of the assignment routine, which would otherwise copy each list to negate and transpose it.
@@ -144,7 +133,7 @@ def _costs(weights: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64
     return costs
 
 
-def _choose(costs: NDArray[np.float64], mask: NDArray[np.bool_], places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _choose(costs: NDArray[np.float64], mask: Mask, places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the item at each position, `[B, min(n, K)]`; 0 at positions that a list does not have."""
     B, K, n = costs.shape
     chosen = np.zeros((B, min(n, K)), dtype=np.int64)
@@ -171,9 +160,7 @@ def _choose_in_list(costs: NDArray[np.float64]) -> NDArray[np.int64]:
     return needed[linear_sum_assignment(costs[:, needed])[1]]
 
 
-def _keep_input_order(
-    costs: NDArray[np.float64], chosen: NDArray[np.int64], filled: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _keep_input_order(costs: NDArray[np.float64], chosen: NDArray[np.int64], filled: Mask) -> NDArray[np.int64]:
     """Place items with the same weights at all positions in input order.
 
     same[b, k, i] is whether item i has the weights of the item at position k. If that item is the r-th of its kind by
@@ -196,8 +183,7 @@ def _keep_input_order(
     return ordered
 
 
-def _same_weight(cost: NDArray[np.float64], chosen: NDArray[np.int64], filled: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _same_weight(cost: NDArray[np.float64], chosen: NDArray[np.int64], filled: Mask) -> Mask:
     """Return whether each item costs as much as each chosen one, `[B, min(n, K), n]`, at one position."""
     of_chosen = np.where(filled, cost[np.arange(len(cost))[:, None], chosen], np.nan)
-    same: NDArray[np.bool_] = of_chosen[..., None] == cost[:, None, :]
-    return same
+    return np.asarray(of_chosen[..., None] == cost[:, None, :])

@@ -51,10 +51,9 @@ class PaddedLists:
         columns = (lists.position, lists.click, lists.value, lists.table, lists.gain)
         arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in columns)
         padded = [each[rows] if each is not None else None for each in arrays]
-        if where is not None:
-            for each in padded:
-                if each is not None:
-                    each[~where] = 0
+        for each in padded:
+            if where is not None and each is not None:
+                each[~where] = 0
         return cls(*padded, where)  # type: ignore[arg-type,call-arg]
 
 
@@ -63,13 +62,9 @@ def by_length(
 ) -> Iterator[tuple[NDArray[np.int64], PaddedLists]]:
     """Iterate over the lists of a batch in chunks of similar length, the longest first, with little padding.
 
-    Args:
-        batch: lists in any order; empty ones are left out.
-        most_rows: rows of a chunk, padding included; a longer list is a chunk by itself.
-        most_padding: how many of these may be padding.
-
-    Yields:
-        the indices `[B, n]` of the rows in the batch, arbitrary in the padding, and the lists.
+    A chunk has at most `most_rows` rows, of which `most_padding` are padding; a longer list is a chunk by itself, and
+    empty lists are left out. Yields the indices `[B, n]` of the rows in the batch, arbitrary in the padding, and the
+    lists.
     """
     offsets = batch.offsets.numpy(force=True)
     lengths = np.diff(offsets)
@@ -99,15 +94,8 @@ class UtilityTarget:
 
     def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.table is not None  # noqa: S101 - the streams of a ranker have one
-        return item_gains(
-            lists.table,
-            value=lists.value,
-            click=lists.click,
-            logged=lists.position,
-            where=lists.where,
-            blend=self.blend,
-            floor=self.floor,
-        )
+        logged = {"value": lists.value, "click": lists.click, "logged": lists.position, "where": lists.where}
+        return item_gains(lists.table, blend=self.blend, floor=self.floor, **logged)
 
 
 def dcg_discount(K: int) -> NDArray[np.float64]:
@@ -161,11 +149,8 @@ class BaselineConfig(Settings):
 class ClickGain:
     """c_i · b_i / p(k_i, ·): a click times its value over the probability of examination.
 
-    Attributes:
-        propensity: the estimate of examination; None for unweighted clicks.
-        clip: upper bound of 1 / p.
-        takes_value: whether the log has values.
-        positions: K; items further down were not shown and have no click.
+    Without a propensity clicks are unweighted; `clip` is the upper bound of 1 / p. Items below position K were not
+    shown and have no click.
     """
 
     propensity: Propensity | None = None

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from urank.learning.features import Featurizer
 from urank.log.dataset import Block
-from urank.log.ragged import list_ids, pad, positions_by_score, where_items
+from urank.log.ragged import list_ids
 from urank.log.splits import stable_hash
 from urank.ranking.guard import Guard
-from urank.ranking.matching import Method, match
+from urank.ranking.matching import Method, guarded_positions, positions_in_lists
 from urank.ranking.ranking_model import RankingModel, Scorer
 
 
@@ -23,9 +23,7 @@ class Policy(Protocol):
     """Maps lists to positions."""
 
     @property
-    def name(self) -> str:
-        """Name in tables."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def columns(self) -> Sequence[str]:
@@ -62,8 +60,7 @@ class Random:
         place = pl.Series(block.column("position")) - 1
         names = lists[list_ids(block.offsets)] + "\x00" + place.cast(pl.String)
         scores = stable_hash(names, seed=self.seed).astype(np.float64)
-        where = where_items(block.offsets)
-        return positions_by_score(pad(scores, block.offsets), where=where)[where]
+        return positions_in_lists(scores, block.offsets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +95,7 @@ class ScorerPolicy:
     def positions(self, block: Block) -> NDArray[np.int64]:
         value = block.column("value") if self.scorer.takes_value else np.ones(block.items.num_rows)
         scores = self.scorer.score(self.featurizer.encode(block.items), value.astype(np.float32))
-        where = where_items(block.offsets)
-        return positions_by_score(pad(scores, block.offsets), where=where)[where]
+        return positions_in_lists(scores, block.offsets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +113,7 @@ class TableMatch:
         weights = self.table(block)
         if "value" in block.items.column_names:
             weights = weights * block.column("value")[:, None]
-        where = where_items(block.offsets)
-        return np.asarray(match(pad(weights, block.offsets), where=where)[where])
+        return positions_in_lists(weights, block.offsets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +136,4 @@ class Guarded:
         return list(dict.fromkeys([*self.policy.columns, "position"]))
 
     def positions(self, block: Block) -> NDArray[np.int64]:
-        where = where_items(block.offsets)
-        wanted = pad(self.policy.positions(block), block.offsets)
-        return self.guard.apply(wanted, pad(block.column("position"), block.offsets), where=where)[where]
+        return guarded_positions(self.policy.positions(block), block.column("position"), block.offsets, self.guard)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
@@ -30,6 +31,7 @@ from urank.ranking.matching import METHODS, Method, expected_gain, guarded_posit
 from urank.ranking.objectives import BaselineConfig
 from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.utility import Array
 
 
 class UrankConfig(Settings):
@@ -61,9 +63,8 @@ class UrankConfig(Settings):
         for key in ("propensity", "learn_from"):
             given = getattr(self.baseline, key)
             if given != BaselineConfig.model_fields[key].default and self.ranker not in WEIGHTED_BASELINES:
-                raise ValueError(
-                    f"{key} is only for the rankers {', '.join(WEIGHTED_BASELINES)}; got {given!r} with {self.ranker!r}"
-                )
+                rankers = ", ".join(WEIGHTED_BASELINES)
+                raise ValueError(f"{key} is only for the rankers {rankers}; got {given!r} with {self.ranker!r}")
         if self.baseline.learn_from == "relevance" and self.baseline.propensity != "none":
             raise ValueError("propensity weights clicks, which learn_from 'relevance' does not use")
         return self
@@ -71,37 +72,27 @@ class UrankConfig(Settings):
 
 # Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64
+Items: TypeAlias = Inputs | pl.DataFrame | pa.Table
+AnyGuard = Guard | str | None
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Scorer(Protocol):
-    """Computes a score for each item, s = Φ(f, b)."""
+    """Computes a score `[rows]` for each item, s = Φ(f, b); its family is `network`, `linear` or `trees`."""
 
     @property
-    def family(self) -> str:
-        """`network`, `linear` or `trees`."""
-        ...
+    def family(self) -> str: ...
 
     @property
-    def takes_value(self) -> bool:
-        """Whether it was trained on values."""
-        ...
+    def takes_value(self) -> bool: ...
 
-    def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return scores `[rows]`."""
-        ...
+    def score(self, inputs: Inputs, value: NDArray[np.float32]) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class RankingModel:
-    """Ranks lists of candidates.
-
-    Attributes:
-        clicks: predicts P(click | item, k).
-        scorer: computes scores; None if only the click model was trained.
-        method: the default ranking method.
-    """
+    """Ranks lists of candidates by a click model and, unless only that was trained, a scorer."""
 
     clicks: ClickModel
     scorer: Scorer | None = None
@@ -120,11 +111,11 @@ class RankingModel:
         """The available ranking methods."""
         return METHODS if self.scorer is not None else ("match", "ctr1")
 
-    def log_ctr(self, items: Inputs | pl.DataFrame | pa.Table) -> NDArray[np.float32]:
+    def log_ctr(self, items: Items) -> NDArray[np.float32]:
         """Predict log P(click | item, position) `[rows, K]`."""
         return self.clicks.log_ctr(items)
 
-    def score(self, items: Inputs | pl.DataFrame | pa.Table, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
+    def score(self, items: Items, value: Array | None = None) -> NDArray[np.float32]:
         """Return the score of each item `[rows]`; `value` defaults to the column of that name, and to 1 without one."""
         if self.scorer is None:
             raise ConfigError("this model has no scorer, only a click model; use method match or ctr1")
@@ -135,25 +126,16 @@ class RankingModel:
         return self.scorer.score(inputs, values_or_ones(value, len(inputs)))
 
     def order(
-        self,
-        items: Inputs | pl.DataFrame | pa.Table,
-        offsets: NDArray[np.int64],
-        *,
-        value: NDArray[Any] | None = None,
-        method: Method | None = None,
+        self, items: Items, offsets: NDArray[np.int64], *, value: Array | None = None, method: Method | None = None
     ) -> NDArray[np.int64]:
-        """Return the 1-based position of each item `[rows]` in its list, given the offsets of the lists.
-
-        Values as in `score`.
-        """
+        """Return the 1-based position of each item `[rows]` in its list, given the offsets of the lists."""
         method = self.method if method is None else method
         self._check(method)
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
         value = _value_of(items) if value is None else value
-        return positions_in_lists(
-            self.score(inputs, value) if method == "score" else expected_gain(self.log_ctr(inputs), value, method),
-            offsets,
-        )
+        by_score = method == "score"
+        gain = self.score(inputs, value) if by_score else expected_gain(self.log_ctr(inputs), value, method)
+        return positions_in_lists(gain, offsets)
 
     def rank(
         self,
@@ -161,7 +143,7 @@ class RankingModel:
         *,
         method: Method | None = None,
         top: int | None = None,
-        guard: Guard | str | None = None,
+        guard: AnyGuard = None,
         columns: Mapping[str, str] | None = None,
         memory: Memory = DEFAULT_MEMORY,
     ) -> pl.DataFrame:
@@ -186,21 +168,13 @@ class RankingModel:
         return pl.concat([ranked for _, ranked in self.ranked(source, method=method, top=top, guard=guard)])
 
     def ranked(
-        self,
-        source: Candidates,
-        *,
-        method: Method | None = None,
-        top: int | None = None,
-        guard: Guard | str | None = None,
+        self, source: Candidates, *, method: Method | None = None, top: int | None = None, guard: AnyGuard = None
     ) -> Iterator[tuple[CandidateLists, pl.DataFrame]]:
         """Yield lists of candidates, in their order, with their ranking as in `rank`.
 
         As many batches of lists are ranked in parallel as torch has threads, while the next are read.
         """
-
-        def rank(some: CandidateLists) -> pl.DataFrame:
-            return self.rank_lists(some, method=method, top=top, guard=guard)
-
+        rank = partial(self.rank_lists, method=method, top=top, guard=guard)
         return _parallel_map(rank, prefetch(source.lists()), torch.get_num_threads())
 
     def candidates(
@@ -229,12 +203,7 @@ class RankingModel:
         )
 
     def rank_lists(
-        self,
-        lists: CandidateLists,
-        *,
-        method: Method | None = None,
-        top: int | None = None,
-        guard: Guard | str | None = None,
+        self, lists: CandidateLists, *, method: Method | None = None, top: int | None = None, guard: AnyGuard = None
     ) -> pl.DataFrame:
         """Rank some lists of `candidates`; see `rank`."""
         method = self.method if method is None else method
@@ -243,7 +212,7 @@ class RankingModel:
             raise ConfigError(f"top must be a whole number from 1 up; got {top}")
         frame, offsets = lists.frame, lists.offsets
         inputs = self.clicks.featurizer.encode(frame)
-        value = frame["value"].to_numpy() if "value" in frame.columns else None
+        value = _value_of(frame)
         score = table = None  # only what the order needs is computed for all rows
         if method == "score":
             score = self.score(inputs, value)
@@ -260,19 +229,6 @@ class RankingModel:
         if self.scorer is not None:
             few = None if value is None else value[rows]
             columns["score"] = self.score(inputs[rows], few) if score is None else score[rows]
-        columns |= self._click_and_utility(inputs, value, position, rows, table)
-        ids = [name for name in IDS if name in frame.columns]
-        return frame.select(ids)[rows].with_columns(**columns)
-
-    def _click_and_utility(
-        self,
-        inputs: Inputs,
-        value: NDArray[Any] | None,
-        position: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        table: NDArray[np.float32] | None,
-    ) -> dict[str, Any]:
-        """Return the columns `click` and `utility` of these rows; the table is computed if it is None."""
         placed = np.flatnonzero(position[rows] <= self.clicks.positions)
         chosen = rows[placed]
         known = self.log_ctr(inputs[chosen]) if table is None else table[chosen]
@@ -280,14 +236,16 @@ class RankingModel:
         utility = np.zeros(len(rows), dtype=np.float32)
         utility[placed] = click if value is None else click * value[chosen]
         nothing = pl.Series([None], dtype=pl.Float32).new_from_index(0, len(rows))
-        return {"click": nothing.scatter(placed, click), "utility": utility}
+        columns |= {"click": nothing.scatter(placed, click), "utility": utility}
+        ids = [name for name in IDS if name in frame.columns]
+        return frame.select(ids)[rows].with_columns(**columns)
 
     def _check(self, method: str) -> None:
         if method not in self.methods:
             raise ConfigError(f"this model ranks by {', '.join(self.methods)}; got '{method}'")
 
 
-def _value_of(items: Inputs | pl.DataFrame | pa.Table) -> NDArray[Any] | None:
+def _value_of(items: Items) -> Array | None:
     """Return the column `value` of a table; None if absent."""
     if isinstance(items, Inputs):
         return None

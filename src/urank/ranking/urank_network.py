@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from urank.learning.networks import Backbone, FeatureLayer, build_backbone, chun
 from urank.learning.training import History, TrainingConfig, seeded, train
 from urank.log.dataset import Dataset
 from urank.log.ragged import positions_by_score, where_items
-from urank.progress import Report, silent
+from urank.progress import Report
 from urank.ranking.losses import Form, swap_loss, swaps
 from urank.ranking.objectives import Target, UtilityTarget, by_length
 from urank.ranking.utility import FLOOR, earned
@@ -49,8 +50,7 @@ class ScoreNetwork(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.value = value
-        self.hidden = tuple(hidden)
+        self.value, self.hidden = value, tuple(hidden)
         self.kind: Backbone = backbone
         self.backbone = build_backbone(backbone, featurizer, hidden, dropout)
         self.scale = FeatureLayer(Featurizer((value,), ())) if value is not None else None
@@ -88,9 +88,8 @@ class NetworkScorer:
         """Return scores `[rows]`, computed in chunks."""
         self.network.eval()
         device = next(self.network.parameters()).device
-        scores = np.empty(len(inputs), dtype=np.float32)
+        scores, step = np.empty(len(inputs), dtype=np.float32), chunk_rows(device)
         with torch.inference_mode():
-            step = chunk_rows(device)
             for start in range(0, len(inputs), step):
                 rows = slice(start, start + step)
                 # Columns of Arrow and Polars are read-only, which torch would warn about.
@@ -112,13 +111,14 @@ def value_feature(dataset: Dataset) -> Numeric | None:
     return Featurizer.fit(own_items(dataset, "train", ["value"]), ["value"], []).numeric[0]
 
 
-TargetKind = Literal["model", "counterfactual", "blend"]
+Table = Callable[[Inputs], NDArray[np.float32]]
+"""Computes P(click | item, k) `[rows, K]`."""
 
 
 class RankerConfig(Settings):
     """Settings of U-rank's scorer."""
 
-    target: TargetKind = Field(
+    target: Literal["model", "counterfactual", "blend"] = Field(
         "model",
         description="the utility u(i, k) to maximise: the click model's expectation (model), Eq. 3 on the logged "
         "clicks (counterfactual, as in the paper), or both (blend)",
@@ -141,14 +141,15 @@ class RankerConfig(Settings):
         return UtilityTarget({"model": 0.0, "counterfactual": 1.0, "blend": self.blend}[self.target], self.floor)
 
 
+class RunOptions(TypedDict, total=False):
+    """Options of a training: the file from which an interrupted run resumes, and the progress callback."""
+
+    checkpoint: Path | None
+    report: Report
+
+
 def fit_urank(
-    dataset: Dataset,
-    clicks: ClickModel,
-    config: RankerConfig,
-    *,
-    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
-    checkpoint: Path | None = None,
-    report: Report = silent,
+    dataset: Dataset, clicks: ClickModel, config: RankerConfig, *, table: Table | None = None, **run: Unpack[RunOptions]
 ) -> tuple[NetworkScorer, History]:
     """Train the scorer on a prepared log.
 
@@ -157,8 +158,7 @@ def fit_urank(
         clicks: the click model, from whose table the utility is computed.
         config: settings.
         table: computes P(click | item, k) `[rows, K]` instead of the click model, such as an oracle.
-        checkpoint: file from which an interrupted run resumes.
-        report: Progress callback.
+        run: see `RunOptions`.
     """
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
@@ -167,7 +167,11 @@ def fit_urank(
         network = build_scorer(featurizer, value_feature(dataset), config)
     if config.warm_start:
         _warm_start(network, clicks)
-    return fit_by_swaps(network, splits, config.objective, config, checkpoint=checkpoint, report=report)
+    return fit_by_swaps(network, splits, config.objective, config, name="train ranker", **run)
+
+
+train_by_lists = partial(train, weigh=lambda batch: batch.lists)
+"""`train` with a loss that is a mean over lists."""
 
 
 def fit_by_swaps(
@@ -176,49 +180,29 @@ def fit_by_swaps(
     target: Target,
     config: RankerConfig,
     *,
-    checkpoint: Path | None = None,
-    report: Report = silent,
-    name: str = "train ranker",
+    name: str,
+    **run: Unpack[RunOptions],
 ) -> tuple[NetworkScorer, History]:
     """Train a network in place to maximise a target by E and M steps.
 
     Args:
-        network: computes the scores.
         splits: train and valid, with the columns that the target needs.
-        target: computes u(i, k) of some lists.
         config: the form of the loss, the training and the seed.
-        checkpoint: file from which an interrupted run resumes.
-        report: Progress callback.
         name: of the step in progress reports.
     """
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
         return mean_swap_loss(network(batch.numeric, batch.categorical, batch.value), batch, target, config)
 
-    history = train(
-        network,
-        loss,
-        splits[0],
-        lambda network: -estimated_utility(network, splits[1], target),
-        config.training,
-        seed=config.seed,
-        checkpoint=checkpoint,
-        report=report,
-        name=name,
-        weigh=lambda batch: batch.lists,
-    )
+    def valid_loss(network: nn.Module) -> float:
+        return -estimated_utility(network, splits[1], target)
+
+    history = train_by_lists(network, loss, splits[0], valid_loss, config.training, seed=config.seed, name=name, **run)
     return NetworkScorer(network), history
 
 
 def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerConfig) -> Tensor:
-    """Compute the mean of U-rank's loss over the lists of a batch, with positions and weights by the current scores.
-
-    Args:
-        scores: `[rows]`, with gradients.
-        batch: the lists.
-        target: computes u(i, k) of some lists.
-        config: the form of the loss.
-    """
+    """Compute the mean of U-rank's loss over the lists of a batch, in the order of the scores `[rows]`."""
     known = scores.numpy(force=True)
     clip = config.clip if config.form == "paper" else None
     losses = []
@@ -259,6 +243,5 @@ def _warm_start(network: ScoreNetwork, clicks: ClickModel) -> None:
     try:
         network.backbone.load_state_dict(member.network.backbone.state_dict())
     except RuntimeError as error:
-        raise ConfigError(
-            "warm_start needs the same backbone and hidden layers in ranker and click model; they differ"
-        ) from error
+        same = "warm_start needs the same backbone and hidden layers in ranker and click model"
+        raise ConfigError(f"{same}; they differ") from error

@@ -41,7 +41,7 @@ from urank.log.ragged import order_by_score
 from urank.progress import Report, silent
 from urank.ranking.losses import swap_derivatives, swaps
 from urank.ranking.objectives import PaddedLists, Target
-from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_network import RankerConfig, Table
 
 CHUNK_PAIRS = 2**19
 """Pairs of items and places per chunk: enough to amortise the calls, few enough for the cache."""
@@ -91,7 +91,7 @@ def fit_trees(
     config: RankerConfig,
     trees: TreesConfig,
     *,
-    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    table: Table | None = None,
     report: Report = silent,
 ) -> tuple[TreesScorer, History]:
     """Train the scorer on a prepared log.
@@ -111,15 +111,10 @@ def fit_trees(
     Returns:
         the scorer, with the trees up to the best round, and a round for each tree: the negative utility of train before
         it and of valid with it.
-
-    Raises:
-        ConfigError: if the loss has the paper's form.
-        DataError: if the train split is empty.
     """
     if config.form == "paper":
-        raise ConfigError(
-            "form must be 'stable' for trees, since the paper's form has negative second derivatives; got 'paper'"
-        )
+        reason = "since the paper's form has negative second derivatives"
+        raise ConfigError(f"form must be 'stable' for trees, {reason}; got 'paper'")
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     streams = tree_streams(dataset, clicks.featurizer, trees, table=look_up)
     return grow_by_swaps(streams, config.objective, config, trees, report=report)
@@ -130,7 +125,7 @@ def tree_streams(
     featurizer: Featurizer,
     trees: TreesConfig,
     *,
-    table: Callable[[Inputs], NDArray[np.float32]] | None = None,
+    table: Table | None = None,
     gain: Gain | None = None,
 ) -> list[Stream]:
     """Return train and valid, or as many of their queries as fit into memory."""
@@ -141,14 +136,9 @@ def tree_streams(
 def grow_by_swaps(
     streams: Sequence[Stream], target: Target, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
 ) -> tuple[TreesScorer, History]:
-    """Train trees to maximise a target.
+    """Train trees to maximise a target; of the configuration, σ and the seed are used.
 
-    Args:
-        streams: train and valid, with the columns that the target needs.
-        target: computes u(i, k) of some lists.
-        config: σ and the seed.
-        trees: settings of the trees.
-        report: Progress callback.
+    The streams are train and valid, with the columns that the target needs.
     """
     dataset, featurizer = streams[0].dataset, streams[0].featurizer
     if dataset.rows("train") == 0:
@@ -187,10 +177,6 @@ class SplitGains:
     """The gains of the items of a split at each position, in chunks of lists of equal length.
 
     Nothing is padded, and the working set of a chunk fits into the cache of a core.
-
-    Attributes:
-        chunks: all lists.
-        rows, lists: counts.
     """
 
     chunks: tuple[Chunk, ...]
@@ -198,13 +184,7 @@ class SplitGains:
     lists: int
 
     @classmethod
-    def read(
-        cls,
-        stream: Stream,
-        target: Target,
-        seed: int,
-        report: Report = silent,
-    ) -> SplitGains:
+    def read(cls, stream: Stream, target: Target, seed: int, report: Report = silent) -> SplitGains:
         """Compute the gains of a split of a prepared log, a row group at a time."""
         rng = np.random.default_rng(seed)
         chunks: list[Chunk] = []
@@ -246,8 +226,7 @@ def _chunks(lists: ListArrays, first_row: int, target: Target, K: int, rng: np.r
         step = max(1, CHUNK_PAIRS // (int(n) * min(int(n), K)))
         for start in range(0, len(of_length), step):
             rows = of_length[start : start + step]
-            gains = target(PaddedLists.of_rows(lists, rows))
-            yield Chunk(first_row + rows, gains.astype(np.float32))
+            yield Chunk(first_row + rows, target(PaddedLists.of_rows(lists, rows)).astype(np.float32))
 
 
 def _grow(

@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
 FLOOR = 0.01
 """Default lower bound of a logged click probability when a click is divided by it."""
 
 
 def utility(
-    table: NDArray[Any],
-    positions: NDArray[Any],
-    *,
-    value: NDArray[Any] | None = None,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    table: Array, positions: Array, *, value: Array | None = None, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
-    """Compute the expected utility of each list (Section 3, Eq. 1).
+    """Compute the expected utility `[B]` of each list (Section 3, Eq. 1).
 
         U = Σ_i table[i, k_i] · b_i      over the items with k_i ≤ min(K, cutoff)
 
@@ -35,9 +33,6 @@ def utility(
         value: `[B, n]`, the value b_i of a click on each item; 1 by default, so that the utility counts clicks.
         where: `[B, n]`, true where there is an item; all by default.
         cutoff: count only this many first positions; all K by default.
-
-    Returns:
-        `[B]`, in float64.
 
     The apps of the paper's introduction in miniature: the first is more relevant, but depends little on its position.
 
@@ -49,17 +44,11 @@ def utility(
     >>> utility(table, np.array([[2, 1]]), value=np.array([[10, 1]]), cutoff=1).round(2).tolist()
     [0.45]
     """
-    items = utility_of_items(table, positions, value=value, where=where, cutoff=cutoff)
-    return np.asarray(items.sum(axis=-1))
+    return np.asarray(utility_of_items(table, positions, value=value, where=where, cutoff=cutoff).sum(axis=-1))
 
 
 def utility_of_items(
-    table: NDArray[Any],
-    positions: NDArray[Any],
-    *,
-    value: NDArray[Any] | None = None,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
+    table: Array, positions: Array, *, value: Array | None = None, where: Mask | None = None, cutoff: int | None = None
 ) -> NDArray[np.float64]:
     """Compute the terms of Eq. 1, the utility of each item, `[B, n]`. Arguments as for `utility`.
 
@@ -75,13 +64,17 @@ def utility_of_items(
         raise ValueError(f"table must contain probabilities from 0 to 1; got {clicks[outside][0]}")
     if value is None:
         return clicks
+    if np.shape(value) != mask.shape:
+        raise ValueError(f"value must have shape {list(mask.shape)}; got shape {list(np.shape(value))}")
+    if (unusable := mask & ~np.isfinite(value)).any():
+        raise ValueError(f"value must be finite; got {value[unusable][0]}")
     # Zero before the product: the padding of `value` is arbitrary and may be infinite.
-    return clicks * np.where(placed, _check_value(value, mask), 0.0)
+    return clicks * np.where(placed, value, 0.0)
 
 
 def inverse_logged(
-    table: NDArray[Any], logged: NDArray[Any], *, where: NDArray[np.bool_] | None = None, floor: float = FLOOR
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    table: Array, logged: Array, *, where: Mask | None = None, floor: float = FLOOR
+) -> tuple[NDArray[np.float64], Mask]:
     """Compute the click weight of Eq. 3, 1 / P(c_{i, k_i^h} = 1), and where it is floored, both `[B, n]`.
 
     Args:
@@ -96,7 +89,7 @@ def inverse_logged(
     >>> weight.tolist(), floored.tolist()
     ([[2.0, 100.0]], [[False, True]])
     """
-    mask = np.ones(logged.shape, dtype=np.bool_) if where is None else where
+    mask = check_mask(where, logged.shape)
     if not 0 <= floor <= 1:
         raise ValueError(f"floor must be from 0 to 1; got {floor}")
     if (outside := mask & (logged < 1)).any():
@@ -110,12 +103,12 @@ def inverse_logged(
 
 
 def item_gains(
-    table: NDArray[Any],
+    table: Array,
     *,
-    value: NDArray[Any] | None = None,
-    click: NDArray[Any] | None = None,
-    logged: NDArray[Any] | None = None,
-    where: NDArray[np.bool_] | None = None,
+    value: Array | None = None,
+    click: Array | None = None,
+    logged: Array | None = None,
+    where: Mask | None = None,
     blend: float = 0.0,
     floor: float = FLOOR,
 ) -> NDArray[np.float64]:
@@ -142,7 +135,7 @@ def item_gains(
     """
     if not 0 <= blend <= 1:
         raise ValueError(f"blend must be from 0 to 1; got {blend}")
-    mask = np.ones(table.shape[:2], dtype=np.bool_) if where is None else where
+    mask = check_mask(where, table.shape[:2])
     each = np.where(mask, 1.0 if value is None else value, 0.0)
     if blend > 0:
         if click is None or logged is None:
@@ -152,7 +145,7 @@ def item_gains(
     return np.where(mask[..., None], table, 0.0) * each[..., None]
 
 
-def earned(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
+def earned(gains: Array, positions: Array) -> NDArray[np.float64]:
     """Compute the gain of each list in this order, `[B]`: Σ u(i, k_i); padding has no gains and counts nothing.
 
     >>> earned(np.array([[[0.50, 0.48], [0.45, 0.30]]]), np.array([[2, 1]])).round(2).tolist()
@@ -161,9 +154,7 @@ def earned(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(_look_up(gains, positions[..., None])[..., 0].sum(axis=-1))
 
 
-def delta_utility(
-    gains: NDArray[Any], positions: NDArray[Any], *, columns: NDArray[Any] | None = None
-) -> NDArray[np.float64]:
+def delta_utility(gains: Array, positions: Array) -> NDArray[np.float64]:
     """Compute the gain of swapping two items of a list (Eq. 8), for all pairs at once.
 
         ΔUtil(i, j) = u(i, k_j) + u(j, k_i) − u(i, k_i) − u(j, k_j)
@@ -173,34 +164,20 @@ def delta_utility(
     Args:
         gains: `[B, n, K]`, u(i, k).
         positions: `[B, n]`, the 1-based position of each item.
-        columns: `[B, m]`, the items j to consider; all n by default. Two items without a place gain nothing from a
-            swap, so those with a place suffice, and a list of n items costs n · K, not n².
 
     Returns:
-        `[B, n, m]`, in float64.
+        `[B, n, n]`, in float64.
 
     >>> table = np.array([[[0.50, 0.48], [0.45, 0.30], [0.60, 0.10]]])
     >>> delta_utility(table, np.array([[1, 2, 3]]))[0].round(2).tolist()
     [[0.0, 0.13, 0.1], [0.13, 0.0, -0.2], [0.1, -0.2, 0.0]]
     """
     own = _look_up(gains, positions[..., None])[..., 0]
-    if columns is None:
-        others, at, own_others = gains, positions, own
-    else:
-        others = np.take_along_axis(gains, columns[..., None], axis=1)
-        at, own_others = (np.take_along_axis(each, columns, axis=1) for each in (positions, own))
-    forward = _look_up(gains, at[:, None, :])
-    backward = _look_up(others, positions[:, None, :])
-    return forward + backward.transpose(0, 2, 1) - own[:, :, None] - own_others[:, None, :]
+    swapped = _look_up(gains, positions[:, None, :])
+    return swapped + swapped.transpose(0, 2, 1) - own[:, :, None] - own[:, None, :]
 
 
-def has_place(
-    table: NDArray[Any],
-    positions: NDArray[Any],
-    *,
-    where: NDArray[np.bool_] | None = None,
-    cutoff: int | None = None,
-) -> NDArray[np.bool_]:
+def has_place(table: Array, positions: Array, *, where: Mask | None = None, cutoff: int | None = None) -> Mask:
     """Return which items have a place, `[B, n]`: those up to position min(K, cutoff). Arguments as for `utility`.
 
     >>> has_place(np.zeros((1, 3, 2)), np.array([[3, 1, 2]])).tolist()
@@ -208,17 +185,14 @@ def has_place(
     """
     mask = check_order(positions, where)
     if np.ndim(table) != 3 or table.shape[:2] != positions.shape or table.shape[2] < 1:
-        raise ValueError(
-            f"table must have shape [B, n, K] with [B, n] = {list(positions.shape)} and K from 1 up; "
-            f"got shape {list(np.shape(table))}"
-        )
+        required = f"[B, n, K] with [B, n] = {list(positions.shape)} and K from 1 up"
+        raise ValueError(f"table must have shape {required}; got shape {list(np.shape(table))}")
     check_cutoff(cutoff)
     last = table.shape[2] if cutoff is None else min(table.shape[2], cutoff)
-    placed: NDArray[np.bool_] = mask & (positions <= last)
-    return placed
+    return np.asarray(mask & (positions <= last))
 
 
-def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+def check_order(positions: Array, where: Mask | None = None) -> Mask:
     """Validate an order and return its mask `[B, n]`: positions are integers from 1 up, distinct within a list.
 
     >>> check_order(np.array([[3, 1]])).tolist()
@@ -231,11 +205,7 @@ def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None)
         raise ValueError(f"positions must have shape [B, n]; got shape {list(np.shape(positions))}")
     if not np.issubdtype(positions.dtype, np.integer):
         raise ValueError(f"positions must be whole numbers; got {positions.dtype}")
-    mask = np.ones(positions.shape, dtype=np.bool_) if where is None else where
-    if np.shape(mask) != positions.shape or mask.dtype != np.bool_:
-        raise ValueError(
-            f"where must be boolean of shape {list(positions.shape)}; got {mask.dtype} of shape {list(np.shape(mask))}"
-        )
+    mask = check_mask(where, positions.shape)
     if (too_low := mask & (positions < 1)).any():
         raise ValueError(f"positions must be whole numbers from 1 up; got {positions[too_low][0]}")
     # Padding gets the distinct keys 0, -1, -2, …, which no item has.
@@ -244,6 +214,15 @@ def check_order(positions: NDArray[Any], where: NDArray[np.bool_] | None = None)
     if len(repeated) > 0:
         b, i = repeated[0]
         raise ValueError(f"positions must be distinct within a list; got {keys[b, i]} more than once in list {b}")
+    return mask
+
+
+def check_mask(where: Mask | None, shape: tuple[int, ...]) -> Mask:
+    """Validate a mask `[B, n]` and return it; all true for None."""
+    mask = np.ones(shape, dtype=np.bool_) if where is None else where
+    if np.shape(mask) != shape or mask.dtype != np.bool_:
+        given = f"{mask.dtype} of shape {list(np.shape(mask))}"
+        raise ValueError(f"where must be boolean of shape {list(shape)}; got {given}")
     return mask
 
 
@@ -258,15 +237,7 @@ def check_cutoff(cutoff: int | None) -> None:
         raise ValueError(f"cutoff must be a whole number from 1 up, or None; got {cutoff}")
 
 
-def _check_value(value: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
-    if np.shape(value) != mask.shape:
-        raise ValueError(f"value must have shape {list(mask.shape)}; got shape {list(np.shape(value))}")
-    if (unusable := mask & ~np.isfinite(value)).any():
-        raise ValueError(f"value must be finite; got {value[unusable][0]}")
-    return value
-
-
-def _look_up(gains: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float64]:
+def _look_up(gains: Array, positions: Array) -> NDArray[np.float64]:
     """Return gains[b, i, k - 1] at the positions `[B, n or 1, m]`, `[B, n, m]`; 0 where there is no such place."""
     exists = (positions >= 1) & (positions <= gains.shape[2])
     found = np.take_along_axis(gains, np.where(exists, positions, 1) - 1, axis=2)

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from urank.report import style as theme
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    draw_interval,
-    draw_truth,
-    legend,
-    new_axes,
-    new_figure,
-    plain_label,
-    style_axes,
-)
 from urank.report.tables import UNKNOWN, Table, Units, bullet, number, p_text, percent, print_tables
 
 if TYPE_CHECKING:
@@ -134,7 +122,6 @@ def analysis_sections(
     """Return the sections of the page.
 
     Args:
-        analysis: the test.
         truth: the true lift of clicks and conversions in a simulated test.
         true_lifts: day -> the same on that day.
         periods: the labels of the parts of the log before, in and after the test.
@@ -168,9 +155,7 @@ def analysis_sections(
 
 def outcome(result: Result) -> int:
     """Return 1 if the treatment earned significantly more, −1 if less, 0 otherwise."""
-    if not result.differs:
-        return 0
-    return 1 if result.effect.lift.value > 0 else -1
+    return 0 if not result.differs else 1 if result.effect.lift.value > 0 else -1
 
 
 def level(alpha: float) -> str:
@@ -219,14 +204,9 @@ def _decision(result: Result) -> str:
 
 def arm_table(analysis: Analysis) -> Table:
     """Totals of each arm in the test."""
-    arms = analysis.arms
-    columns = {
-        "arm": [arm.name for arm in arms],
-        "users": [f"{arm.users:,}" for arm in arms],
-        "impressions": [f"{arm.impressions:,}" for arm in arms],
-        "clicks": [f"{arm.clicks:,}" for arm in arms],
-        "conversions": [f"{arm.conversions:,}" for arm in arms],
-    }
+    arms, counts = analysis.arms, ("users", "impressions", "clicks", "conversions")
+    columns = {"arm": [arm.name for arm in arms]}
+    columns |= {count: [f"{getattr(arm, count):,}" for arm in arms] for count in counts}
     if any(arm.revenue is not None for arm in arms):
         columns["revenue"] = [UNKNOWN if arm.revenue is None else number(arm.revenue, 2) for arm in arms]
     return Table.of_columns(columns)
@@ -235,7 +215,7 @@ def arm_table(analysis: Analysis) -> Table:
 def result_table(analysis: Analysis) -> Table:
     """A row for each metric and treatment; a narrow terminal omits the last columns, which matter least."""
     results = analysis.results
-    lifts = [result.effect.lift for result in results]
+    lifts, lasts = [each.effect.lift for each in results], [each.looks[-1] if each.looks else None for each in results]
     several = len(analysis.treatments) > 1
     columns = {"metric": [result.metric.title for result in results]}
     if several:
@@ -246,10 +226,7 @@ def result_table(analysis: Analysis) -> Table:
         "lift": [percent(lift.value, sign=True) for lift in lifts],
         f"{level(analysis.alpha)} interval": [LIFTS.changes(lift.low, lift.high) for lift in lifts],
         "p, corrected" if several else "p": [p_text(result.adjusted_p) for result in results],
-        "always valid": [
-            LIFTS.changes(result.looks[-1].always_low, result.looks[-1].always_high) if result.looks else UNKNOWN
-            for result in results
-        ],
+        "always valid": [LIFTS.changes(last.always_low, last.always_high) if last else UNKNOWN for last in lasts],
     }
     if any(result.cuped is not None for result in results):
         adjusted = [None if result.cuped is None else result.cuped.effect.lift for result in results]
@@ -269,18 +246,15 @@ def _rate(result: Result, rate: float) -> str:
 
 def check_table(analysis: Analysis) -> Table:
     """The validity checks of the test."""
-    head = ("check", "found", "verdict")
     rows = [(check, finding, "sound" if sound else "beware") for check, finding, sound in _checks(analysis)]
-    return Table(head, rows, head[1:])
+    return Table(("check", "found", "verdict"), rows, words=("found", "verdict"))
 
 
 def _checks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
     """Yield each check, its finding, and whether that is sound."""
     ratio = analysis.sample_ratio
-    counts = ", ".join(
-        f"{arm} {users:,} users ({ratio.expected[arm]:,.0f} expected)" for arm, users in ratio.users.items()
-    )
-    yield "sample ratio", f"{counts}, p = {p_text(ratio.p_value)}", ratio.sound
+    counts = [f"{arm} {users:,} users ({ratio.expected[arm]:,.0f} expected)" for arm, users in ratio.users.items()]
+    yield "sample ratio", f"{', '.join(counts)}, p = {p_text(ratio.p_value)}", ratio.sound
     crossed = f"{analysis.crossed:,} were" if analysis.crossed > 1 else "one was" if analysis.crossed else "nobody was"
     yield "crossed users", f"{crossed} seen in two arms", not analysis.crossed
     if analysis.splits:
@@ -295,35 +269,33 @@ def _checks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
 def lift_plot(results: Sequence[Result], truth: float = nan) -> Figure:
     """Draw a forest plot of one treatment: the metrics from the top, each with its kinds of interval.
 
-    Args:
-        results: of one treatment.
-        truth: the true lift of clicks and conversions, as a dashed line; NaN if unknown.
+    The dashed line is the true lift of clicks and conversions, unless it is NaN.
     """
-    figure = new_figure(6.4, 1.0 + 0.75 * len(results))
+    figure = theme.new_figure(6.4, 1.0 + 0.75 * len(results))
     axes = figure.add_subplot()
-    style_axes(axes, "x")
-    axes.axvline(0, color=INK, linestyle=":", linewidth=1)
+    theme.style_axes(axes, "x")
+    axes.axvline(0, color=theme.INK, linestyle=":", linewidth=1)
     if isfinite(truth):
-        axes.axvline(100 * truth, color=INK, linestyle="--", linewidth=1.2, label="truth")
+        axes.axvline(100 * truth, color=theme.INK, linestyle="--", linewidth=1.2, label="truth")
     for row, result in enumerate(results):
         once = result.effect.lift
-        kinds = [("one look", BLUE, once.value, once.low, once.high)]
+        kinds = [("one look", theme.BLUE, once.value, once.low, once.high)]
         if result.cuped is not None:
             adjusted = result.cuped.effect.lift
-            kinds.append(("one look, CUPED", GREEN, adjusted.value, adjusted.low, adjusted.high))
+            kinds.append(("one look, CUPED", theme.GREEN, adjusted.value, adjusted.low, adjusted.high))
         if result.looks:
             last = result.looks[-1]
-            kinds.append(("always valid", GREY, last.lift.value, last.always_low, last.always_high))
+            kinds.append(("always valid", theme.GREY, last.lift.value, last.always_low, last.always_high))
         for place, (kind, colour, *interval) in enumerate(kinds):
             if all(map(isfinite, interval)):
-                value, low, high = (100 * each for each in interval)
                 label = kind if kind not in axes.get_legend_handles_labels()[1] else None
-                draw_interval(axes, row + 0.22 * (place - 1), value, low, high, colour=colour, label=label)
+                ends = [100 * each for each in interval]
+                theme.draw_interval(axes, row + 0.22 * (place - 1), ends, colour=colour, label=label)
     axes.set_yticks(range(len(results)), [result.metric.title for result in results])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlabel("lift, %")
     axes.locator_params(axis="x", nbins=7)
-    legend(axes, columns=4, place="above")
+    theme.legend(axes, columns=4, place="above")
     return figure
 
 
@@ -336,29 +308,24 @@ def days_plot(
 ) -> Figure:
     """Plot the lift of each metric on each single day with its interval (the paper's Figures 5 and 6).
 
-    Args:
-        analysis: the test.
-        treatment: the arm.
-        truth: day -> the true lift of clicks and conversions, as diamonds; None if unknown.
-        periods: the labels of the shaded parts.
+    `truth` is day -> the true lift of clicks and conversions, shown as diamonds; `periods` labels the shaded parts.
     """
-    results = _results_of(analysis, treatment)
+    results, days = _results_of(analysis, treatment), analysis.days
     figure, panels = _panels(results)
-    days = analysis.days
     for axes, result in zip(panels, results, strict=True):
         lifts = [(days.index(each.day), each.effect.lift) for each in result.daily]
         bars = [(at, 100 * lift.value, 100 * lift.low, 100 * lift.high) for at, lift in lifts]
         bars = [each for each in bars if all(map(isfinite, each))]
-        axes.plot([each[0] for each in bars], [each[1] for each in bars], color=BLUE)
-        for at, value, low, high in bars:
-            draw_interval(axes, at, value, low, high, colour=BLUE, upright=True)
+        axes.plot([each[0] for each in bars], [each[1] for each in bars], color=theme.BLUE)
+        for at, *ends in bars:
+            theme.draw_interval(axes, at, ends, colour=theme.BLUE, upright=True)
         known = {} if truth is None or result.metric.numerator == "revenue" else truth
         true = [100 * known.get(day, nan) for day in days]
-        draw_truth(axes, range(len(days)), true)
+        theme.draw_truth(axes, range(len(days)), true)
         _limit(axes, [*true, *(end for each in bars for end in each[2:])])
         _shade_periods(axes, analysis, periods if axes is panels[0] else None)
     _label_days(panels[-1], days)
-    legend(panels[0], place="upper right")
+    theme.legend(panels[0], place="upper right")
     return figure
 
 
@@ -372,26 +339,27 @@ def looks_plot(analysis: Analysis, treatment: str) -> Figure:
         always = [(100 * look.always_low, 100 * look.always_high) for look in result.looks]
         for ends, alpha, label in ((always, 0.18, "always valid"), (once, 0.45, "one look")):
             low, high = zip(*ends, strict=True)
-            axes.fill_between(places, low, high, color=BLUE, alpha=alpha, linewidth=0, label=label)
-        axes.plot(places, [100 * look.lift.value for look in result.looks], color=INK, linewidth=1.4)
+            axes.fill_between(places, low, high, color=theme.BLUE, alpha=alpha, linewidth=0, label=label)
+        axes.plot(places, [100 * look.lift.value for look in result.looks], color=theme.INK, linewidth=1.4)
         if result.decided is not None:
-            axes.axvline(analysis.days.index(result.decided), color=GREEN, linestyle="--", linewidth=1.2, label="safe")
+            decided = analysis.days.index(result.decided)
+            axes.axvline(decided, color=theme.GREEN, linestyle="--", linewidth=1.2, label="safe")
         # The first always-valid intervals are very wide and would hide the rest.
         shown = [*once, *always[len(always) // 2 :]]
         _limit(axes, [end for ends in shown if all(map(isfinite, ends)) for end in ends])
     _label_days(panels[-1], analysis.days)
-    legend(panels[0], columns=3, place="lower right")
+    theme.legend(panels[0], columns=3, place="lower right")
     return figure
 
 
 def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     """Return a panel for each metric, with a common axis of days."""
-    figure = new_figure(7.2, 0.5 + 2.0 * len(results), layout="constrained")
+    figure = theme.new_figure(7.2, 0.5 + 2.0 * len(results), layout="constrained")
     panels: list[Axes] = list(figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0])
     for axes, result in zip(panels, results, strict=True):
-        axes.axhline(0, color=INK, linestyle=":", linewidth=1)
+        axes.axhline(0, color=theme.INK, linestyle=":", linewidth=1)
         axes.set_ylabel(f"{result.metric.title},\nlift in %")
-        style_axes(axes)
+        theme.style_axes(axes)
     return figure, panels
 
 
@@ -420,7 +388,7 @@ def _label_days(axes: Axes, days: Sequence[str]) -> None:
     """Label some days on the x axis."""
 
     def label(place: float, _: float) -> str:
-        return plain_label(days[int(place)]) if place == int(place) and 0 <= place < len(days) else ""
+        return theme.plain_label(days[int(place)]) if place == int(place) and 0 <= place < len(days) else ""
 
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(label)
@@ -441,14 +409,7 @@ def print_plans(plans: Sequence[Plan], requested: Plan, console: Console) -> Non
 
 
 def write_plans(plans: Sequence[Plan], requested: Plan, curve: Sequence[Plan], path: str | Path) -> None:
-    """Write the page with the curve.
-
-    Args:
-        plans: the rows of the table.
-        requested: the plan for the lift, users or days that were given.
-        curve: plans for tests of increasing duration.
-        path: of the page.
-    """
+    """Write the page: a table of `plans`, and the `curve` of plans for tests of increasing duration."""
     table = plan_table(plans)
     chart = Chart(plan_plot(curve, requested), _PLAN_CAPTION.format(power=100 * requested.power))
     notes = _plan_notes(table, requested)
@@ -464,23 +425,15 @@ def plan_table(plans: Sequence[Plan]) -> Table:
     """A row for each plan: users and days of given lifts, or lifts of given users or days."""
     once, daily = [plan.once for plan in plans], [plan.daily for plan in plans]
     if all(a.lift == b.lift for a, b in zip(once, daily, strict=True)):
-        return Table.of_columns(
-            {
-                "lift": [f"{100 * each.lift:+.3g} %".replace("-", "−") for each in once],
-                "users an arm, once": [f"{each.users:,}" for each in once],
-                "days, once": [_duration(each) for each in once],
-                "users an arm, daily": [f"{each.users:,}" for each in daily],
-                "days, daily": [_duration(each) for each in daily],
-            }
-        )
-    return Table.of_columns(
-        {
-            "days": [_duration(each) for each in once],
-            "users an arm": [f"{each.users:,}" for each in once],
-            "lift, once": [percent(each.lift, sign=True) for each in once],
-            "lift, daily": [percent(each.lift, sign=True) for each in daily],
-        }
-    )
+        columns = {"lift": [f"{100 * each.lift:+.3g} %".replace("-", "−") for each in once]}
+        for looks, found in {"once": once, "daily": daily}.items():
+            columns[f"users an arm, {looks}"] = [f"{each.users:,}" for each in found]
+            columns[f"days, {looks}"] = [_duration(each) for each in found]
+    else:
+        columns = {"days": [_duration(each) for each in once], "users an arm": [f"{each.users:,}" for each in once]}
+        for looks, found in {"once": once, "daily": daily}.items():
+            columns[f"lift, {looks}"] = [percent(each.lift, sign=True) for each in found]
+    return Table.of_columns(columns)
 
 
 def _duration(found: Horizon) -> str:
@@ -502,10 +455,10 @@ def _plan_notes(table: Table, plan: Plan) -> list[str]:
 def plan_plot(curve: Sequence[Plan], requested: Plan) -> Figure:
     """Plot the lift that is found by days, or by users if the days are unknown."""
     dated = all(plan.once.days is not None for plan in curve)
-    figure, axes = new_axes("days" if dated else "users in each arm", "lift that is found, %", integer_x=True)
+    figure, axes = theme.new_axes("days" if dated else "users in each arm", "lift that is found, %", integer_x=True)
     for colour, label, found, planned in (
-        (BLUE, "one look", [plan.once for plan in curve], requested.once),
-        (GREEN, "daily looks", [plan.daily for plan in curve], requested.daily),
+        (theme.BLUE, "one look", [plan.once for plan in curve], requested.once),
+        (theme.GREEN, "daily looks", [plan.daily for plan in curve], requested.daily),
     ):
         places = [float((each.days or 0) if dated else each.users) for each in found]
         axes.plot(places, [100 * each.lift for each in found], color=colour, marker="o", markersize=3, label=label)
@@ -514,5 +467,5 @@ def plan_plot(curve: Sequence[Plan], requested: Plan) -> Figure:
             axes.vlines(at, 0, 100 * abs(planned.lift), color=colour, linestyle=":", linewidth=1)
     highest = [100 * plan.daily.lift for plan in curve if isfinite(plan.daily.lift)]
     axes.set_ylim(0, min(max(highest, default=1.0), 100 * 5 * abs(requested.daily.lift)))
-    legend(axes)
+    theme.legend(axes)
     return figure

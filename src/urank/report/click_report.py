@@ -46,7 +46,6 @@ class FitReport:
 
     Attributes:
         name: of the model; the contender of that name is the one reported on.
-        settings: of the fit, in words.
         qualities: split -> contender -> its quality there. The last split counts (the test split, or the validation
             split if there is no other). "constant" is the click rate of the training split for every row, "oracle" the
             truth of a simulation.
@@ -88,21 +87,18 @@ class FitReport:
         for name, other in self.qualities[self.split].items():
             if name != self.name:
                 change = _relative_change(loss, other.log_loss)
-                against = f"{abs(change):.2%} {'below' if change < 0 else 'above'}"
-                against = "not comparable with" if isnan(change) else against
-                clauses.append(f"{against} {_IN_WORDS.get(name, name)}")
+                size = f"{abs(change):.2%} {'below' if change < 0 else 'above'}"
+                clauses.append(f"{'not comparable with' if isnan(change) else size} {_IN_WORDS.get(name, name)}")
         return ", ".join(clauses)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, with null for numbers that are not finite."""
+        qualities = {split: {name: each.to_dict() for name, each in of.items()} for split, of in self.qualities.items()}
         return {
             "name": self.name,
             "settings": dict(self.settings),
-            "qualities": {
-                split: {name: each.to_dict() for name, each in contenders.items()}
-                for split, contenders in self.qualities.items()
-            },
-            "history": [{name: to_jsonable(value) for name, value in entry.items()} for entry in self.history],
+            "qualities": qualities,
+            "history": [to_jsonable(dict(entry)) for entry in self.history],
             "reliability": {name: asdict(bins) for name, bins in self.reliability.items()},
             "truth": None if self.truth is None else dict(self.truth),
         }
@@ -221,9 +217,8 @@ def loss_curves(history: Sequence[Mapping[str, float]]) -> Figure:
     """Plot train and validation loss by round, with the best round marked."""
     figure, axes = new_axes("round", "log loss", integer_x=True)
     rounds = [entry["round"] for entry in history]
-    losses = {
-        name: np.array([entry.get(f"{name}_loss") for entry in history], dtype=float) for name in ("train", "valid")
-    }
+    names = ("train", "valid")
+    losses = {name: np.array([entry.get(f"{name}_loss") for entry in history], dtype=float) for name in names}
     for colour, (name, loss) in zip(COLOURS, losses.items(), strict=False):
         if np.isfinite(loss).any():
             axes.plot(rounds, loss, color=colour, marker="o", markersize=3, linewidth=1.5, label=name)
@@ -239,15 +234,12 @@ def reliability_plot(reliabilities: Mapping[str, Reliability]) -> Figure:
     figure, axes = new_axes("predicted click rate", "observed click rate", width=4.6, height=4.2)
     top = 0.0
     for colour, (name, bins) in zip(COLOURS, reliabilities.items(), strict=False):
-        observed = np.array(bins.observed)
-        lengths = _bar_lengths(observed, np.array(bins.low), np.array(bins.high))
-        axes.errorbar(
-            bins.predicted, observed, lengths, color=colour, marker="o", markersize=3, linewidth=1.2, label=name
-        )
+        lengths = _bar_lengths(*map(np.array, (bins.observed, bins.low, bins.high)))
+        look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 3, "linewidth": 1.2, "label": name}
+        axes.errorbar(bins.predicted, bins.observed, lengths, **look)
         top = max([top, *bins.predicted, *bins.high])
     axes.plot([0, top], [0, top], color=GREY, linestyle=":", linewidth=1, zorder=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    axes.set(ylim=(0, None), xlim=(0, None))
     legend(axes)
     return figure
 
@@ -255,10 +247,9 @@ def reliability_plot(reliabilities: Mapping[str, Reliability]) -> Figure:
 def rates_by_position(qualities: Mapping[str, Quality]) -> Figure:
     """Plot predicted click rates by position for each model, and the observed ones with their 95 % intervals."""
     figure, axes = new_axes("position", "click rate", integer_x=True)
-    first = next(iter(qualities.values()))
-    shown = [k for k, each in enumerate(first.by_position) if each.rows > 0]
-    rows = np.array([first.by_position[k].rows for k in shown], dtype=np.int64)
-    clicks = np.array([first.by_position[k].clicks for k in shown], dtype=np.int64)
+    places = next(iter(qualities.values())).by_position
+    shown = [k for k, each in enumerate(places) if each.rows > 0]
+    rows, clicks = np.array([(places[k].rows, places[k].clicks) for k in shown], dtype=np.int64).reshape(-1, 2).T
     observed, position = clicks / rows, [k + 1 for k in shown]
     lengths = _bar_lengths(observed, *wilson_interval(clicks, rows))
     axes.errorbar(position, observed, lengths, color=INK, marker="o", markersize=3, linestyle="none", label="observed")
@@ -269,9 +260,7 @@ def rates_by_position(qualities: Mapping[str, Quality]) -> Figure:
     return figure
 
 
-def _bar_lengths(
-    value: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _bar_lengths(value: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
     """Return the lengths of error bars below and above; rounding must not make them negative."""
     return np.maximum([value - low, high - value], 0.0)
 
@@ -283,16 +272,10 @@ def curve_table(curves: Sequence[ItemCurve], by: str) -> Table:
     """Click rates at a few positions, and how fast they decay."""
     places = [k for k in (1, 2, 3, 5, 10, 20, 50) if k <= len(curves[0].rate)]
     steepest = max(max(curve.decay for curve in curves), 1e-9)
-    rows = [
-        (
-            curve.name,
-            f"{curve.rows:,}",
-            *(f"{curve.rate[k - 1]:.2%}" for k in places),
-            f"{curve.decay:.2f}",
-            bar(curve.decay / steepest, 8),
-        )
-        for curve in curves
-    ]
+    rows = []
+    for curve in curves:
+        rates = [f"{curve.rate[k - 1]:.2%}" for k in places]
+        rows.append((curve.name, f"{curve.rows:,}", *rates, f"{curve.decay:.2f}", bar(curve.decay / steepest, 8)))
     return Table((by, "shown", *(f"at {k}" for k in places), "decay", ""), rows)
 
 

@@ -14,23 +14,9 @@ from rich.text import Text
 
 from urank.evaluation.policy_evaluation import CALIBRATION_LEVELS, MISFIT_LEVEL, Cell, Specification
 from urank.log.splits import SPLITS
+from urank.report import style as theme
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    INK,
-    MARKERS,
-    RED,
-    draw_interval,
-    legend,
-    new_axes,
-    plain_label,
-    style_axes,
-    wrapped_label,
-)
-from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, percent, print_tables
+from urank.report.tables import UNKNOWN, Table, Units, counted, number, p_text, percent, print_tables, print_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,30 +72,20 @@ _COVERAGE = " Coverage: the share of the placements that the logging policy coul
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """Known utilities of the policies, to be shown beside their estimates.
+    """Known utilities of the policies, to be shown beside their estimates."""
 
-    Attributes:
-        noun: what they are, in a legend or a sentence, such as "truth".
-        adjective: the prefix of their columns, such as "true".
-        utility: policy -> utility over all positions.
-        difference: policy -> difference to the logged order.
-        explanation: a paragraph about their origin.
-    """
-
-    noun: str
-    adjective: str
-    utility: Mapping[str, float]
-    difference: Mapping[str, float]
-    explanation: str
+    noun: str  # in a legend or a sentence, such as "truth"
+    adjective: str  # the prefix of their columns, such as "true"
+    utility: Mapping[str, float]  # policy -> utility over all positions
+    difference: Mapping[str, float]  # policy -> difference to the logged order
+    explanation: str  # a paragraph about their origin
 
     def columns(self, policies: Sequence[str], units: Units, K: int) -> dict[str, list[str]]:
         """Return the table columns of these policies: utilities, and gains in percent of the logged order's."""
         own_units = Units.of(self.utility[policies[0]])
         gains = [own_units.change(self.difference[name]) if name in self.difference else UNKNOWN for name in policies]
-        return {
-            f"{self.adjective}@{K}": [units.amount(self.utility[name]) for name in policies],
-            f"{self.adjective} gain": gains,
-        }
+        utilities = [units.amount(self.utility[name]) for name in policies]
+        return {f"{self.adjective}@{K}": utilities, f"{self.adjective} gain": gains}
 
     def scaled_differences(self, policies: Sequence[str], logged: str, *, in_percent: bool) -> list[float]:
         """Return the differences of these policies, if asked in percent of the logged order's utility."""
@@ -125,10 +101,7 @@ def print_evaluation(
     The conclusion is about the named policy, which is the one to be shipped: choosing the best would overstate it.
     """
     print_tables(console, [policy_table(evaluation, reference), estimator_table(evaluation)])
-    for warning in evaluation.warnings:
-        bullet(console, "beware", warning)
-    if evaluation.warnings:
-        console.print()
+    print_warnings(console, evaluation.warnings)
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
     style = "bold" if subject is None else _STYLES[_significance(subject)]
     console.print(Text(evaluation_sentence(evaluation, policy, reference), style=style))
@@ -156,12 +129,9 @@ def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | Non
         f"{_calibration_result(evaluation.specification)}."
     )
     misfits = calibration_table(evaluation.specification)
+    charts, table = _forest_charts(evaluation, reference), policy_table(evaluation, reference)
     sections = [
-        Section(
-            "Policies side by side",
-            charts=_forest_charts(evaluation, reference),
-            tables=[policy_table(evaluation, reference)],
-        ),
+        Section("Policies side by side", charts=charts, tables=[table]),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
         Section("By cutoff", charts=[Chart(cutoffs_plot(evaluation), by_cutoff)]),
         Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
@@ -206,13 +176,7 @@ def method_paragraphs(evaluation: Evaluation, reference: ReferenceValues | None 
 def evaluation_sentence(
     evaluation: Evaluation, policy: str | None = None, reference: ReferenceValues | None = None
 ) -> str:
-    """Return the conclusion in a sentence: the utility of a policy, compared with the logged order.
-
-    Args:
-        evaluation: the results.
-        policy: the name of the policy; by default the best.
-        reference: known utilities, if any.
-    """
+    """Return the conclusion in a sentence: the utility of a policy, by default the best, against the logged order."""
     units, K = evaluation_units(evaluation), evaluation.positions
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
     how = f"estimated by {_IN_WORDS[evaluation.estimator]} on {_queries(evaluation)}"
@@ -245,9 +209,8 @@ def _compared(found: Comparison, units: Units) -> str:
 
 
 def _amount(evaluation: Evaluation, utility: float) -> str:
-    shown = evaluation_units(evaluation).amount(utility)
-    clicks = evaluation.measure == "clicks"
-    return f"{shown} clicks per list" if clicks else f"a {evaluation.measure} of {shown} per list"
+    shown, measure = evaluation_units(evaluation).amount(utility), evaluation.measure
+    return f"{shown} clicks per list" if measure == "clicks" else f"a {measure} of {shown} per list"
 
 
 def _queries(evaluation: Evaluation) -> str:
@@ -267,9 +230,7 @@ def _best_policy(evaluation: Evaluation) -> PolicyValue | None:
 def _significance(policy: PolicyValue) -> int:
     """Return 1 if the policy earns significantly more than the logged order, −1 if less, else 0."""
     found = policy.difference
-    if found is None or not found.p_value < SIGNIFICANCE:
-        return 0
-    return 1 if found.mean > 0 else -1
+    return 0 if found is None or not found.p_value < SIGNIFICANCE else 1 if found.mean > 0 else -1
 
 
 def _sorted(evaluation: Evaluation) -> list[PolicyValue]:
@@ -309,8 +270,7 @@ def policy_table(evaluation: Evaluation, reference: ReferenceValues | None = Non
     if reference is not None:
         columns |= reference.columns([policy.name for policy in policies], units, K)
     for cutoff in list(policies[0].utility)[:-1]:
-        means = [units.amount(policy.utility[cutoff].mean) for policy in policies]
-        columns[f"{evaluation.measure}@{cutoff}"] = means
+        columns[f"{evaluation.measure}@{cutoff}"] = [units.amount(each.utility[cutoff].mean) for each in policies]
     return Table.of_columns(columns)
 
 
@@ -323,17 +283,16 @@ def estimator_table(evaluation: Evaluation) -> Table:
     """Return all estimates at K with half of their 95 % interval, the chosen one first, and its bootstrap interval."""
     units, policies = evaluation_units(evaluation), _sorted(evaluation)
     chosen = evaluation.estimator
+
+    def shown(each: Interval) -> str:
+        half = (each.high - each.low) / 2
+        return UNKNOWN if isnan(each.mean) else f"{units.amount(each.mean)} ± {units.amount(half)}"
+
     names = sorted(policies[0].estimates, key=lambda name: name != chosen)
     columns = {f"{evaluation.measure}@{evaluation.positions} ± 95 %": [policy.name for policy in policies]}
-    columns |= {name: [_plus_minus(policy.estimates[name], units) for policy in policies] for name in names}
+    columns |= {name: [shown(policy.estimates[name]) for policy in policies] for name in names}
     columns[f"{chosen}, bootstrap"] = [units.within(each.bootstrap.low, each.bootstrap.high) for each in policies]
     return Table.of_columns(columns)
-
-
-def _plus_minus(estimate: Interval, units: Units) -> str:
-    if isnan(estimate.mean):
-        return UNKNOWN
-    return f"{units.amount(estimate.mean)} ± {units.amount((estimate.high - estimate.low) / 2)}"
 
 
 def support_table(evaluation: Evaluation) -> Table:
@@ -350,8 +309,8 @@ def support_table(evaluation: Evaluation) -> Table:
     if any(each.coverage is not None for each in found):
         columns["coverage"] = [UNKNOWN if each.coverage is None else percent(each.coverage) for each in found]
     if any(each.effective_ips is not None for each in found):
-        sizes = [UNKNOWN if each.effective_ips is None else number(each.effective_ips, 0) for each in found]
-        columns["effective by IPS"] = sizes
+        sizes = [each.effective_ips for each in found]
+        columns["effective by IPS"] = [UNKNOWN if size is None else number(size, 0) for size in sizes]
     columns["largest query"] = [percent(each.largest_query) for each in found]
     return Table.of_columns(columns)
 
@@ -361,17 +320,12 @@ def calibration_table(specification: Specification) -> Table | None:
     misfits = sorted(_misfits(specification), key=lambda cell: (cell.p_value, -abs(cell.z)))[:_MOST_CELLS]
     if not misfits:
         return None
-    return Table.of_columns(
-        {
-            "position": [str(cell.position) for cell in misfits],
-            "level": [f"{cell.level} of {CALIBRATION_LEVELS}" for cell in misfits],
-            "predicted": [f"{cell.predicted:.2%}" for cell in misfits],
-            "observed": [f"{cell.observed:.2%}" for cell in misfits],
-            "rows": [f"{cell.rows:,}" for cell in misfits],
-            "z": [number(cell.z, 1, sign=True) for cell in misfits],
-            "p": [p_text(cell.p_value) for cell in misfits],
-        }
-    )
+    rows = []
+    for cell in misfits:
+        rates = (f"{cell.predicted:.2%}", f"{cell.observed:.2%}", f"{cell.rows:,}")
+        level, z = f"{cell.level} of {CALIBRATION_LEVELS}", number(cell.z, 1, sign=True)
+        rows.append((str(cell.position), level, *rates, z, p_text(cell.p_value)))
+    return Table(("position", "level", "predicted", "observed", "rows", "z", "p"), rows)
 
 
 def _calibration_result(specification: Specification) -> str:
@@ -390,15 +344,13 @@ def _misfits(specification: Specification) -> list[Cell]:
 
 def estimates_plot(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Figure:
     """Return a forest plot of the estimates with their 95 % intervals and a line at the logged order."""
-    policies, K = _sorted(evaluation), evaluation.positions
-    names = [policy.name for policy in policies]
-    intervals = [policy.utility[K] for policy in policies]
-    figure, axes = _forest(
-        names, intervals, [BLUE] * len(policies), f"{evaluation.measure}@{K} per list", intervals[0].mean
-    )
+    K = evaluation.positions
+    found = {policy.name: policy.utility[K] for policy in _sorted(evaluation)}
+    names, intervals, label = list(found), list(found.values()), f"{evaluation.measure}@{K} per list"
+    figure, axes = _forest(names, intervals, [theme.BLUE] * len(names), label, intervals[0].mean)
     if reference is not None:
-        draw_reference(axes, reference, [reference.utility[name] for name in names], range(len(names)))
-    legend(axes, 2, place="above")
+        theme.draw_truth(axes, [reference.utility[name] for name in names], range(len(names)), reference.noun)
+    theme.legend(axes, 2, place="above")
     return figure
 
 
@@ -407,16 +359,15 @@ def differences_plot(evaluation: Evaluation, reference: ReferenceValues | None =
     units, K = evaluation_units(evaluation), evaluation.positions
     found = {policy.name: policy.difference for policy in _sorted(evaluation) if policy.difference is not None}
     names, scale = list(found), 100 / units.base if units.in_percent else 1.0
-    intervals = [
-        replace(each, mean=each.mean * scale, low=each.low * scale, high=each.high * scale) for each in found.values()
-    ]
+    scaled = [{name: scale * getattr(each, name) for name in ("mean", "low", "high")} for each in found.values()]
+    intervals = [replace(each, **ends) for each, ends in zip(found.values(), scaled, strict=True)]
     label = f"difference in {evaluation.measure}@{K}" + (", %" if units.in_percent else "")
-    figure, axes = _forest(names, intervals, [difference_colour(each) for each in found.values()], label, 0.0)
+    colours = [theme.difference_colour(each.low, each.high) for each in found.values()]
+    figure, axes = _forest(names, intervals, colours, label, 0.0)
     if reference is not None:
-        logged = evaluation.policies[0].name
-        values = reference.scaled_differences(names, logged, in_percent=units.in_percent)
-        draw_reference(axes, reference, values, range(len(names)))
-    legend(axes, 2, place="above")
+        values = reference.scaled_differences(names, evaluation.policies[0].name, in_percent=units.in_percent)
+        theme.draw_truth(axes, values, range(len(names)), reference.noun)
+    theme.legend(axes, 2, place="above")
     return figure
 
 
@@ -424,46 +375,38 @@ def cutoffs_plot(evaluation: Evaluation) -> Figure:
     """Return the estimates at each cutoff with their 95 % intervals, policies side by side."""
     policies = _sorted(evaluation)
     places = list(policies[0].utility)
-    figure, axes = new_axes("", f"{evaluation.measure} per list")
+    figure, axes = theme.new_axes("", f"{evaluation.measure} per list")
     steps = np.linspace(-0.3, 0.3, len(policies)) if len(policies) > 1 else np.zeros(1)
     for index, (policy, step) in enumerate(zip(policies, steps, strict=True)):
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS) % len(MARKERS)]
+        colour, marker = (
+            theme.COLOURS[index % len(theme.COLOURS)],
+            theme.MARKERS[index // len(theme.COLOURS) % len(theme.MARKERS)],
+        )
         found = [policy.utility[k] for k in places]
         at = np.arange(len(places)) + step
         bars = [(x, each.low, each.high) for x, each in zip(at, found, strict=True) if isfinite(each.high - each.low)]
         if bars:
             axes.vlines(*zip(*bars, strict=True), color=colour, linewidth=1.2)
-        label = plain_label(policy.name)
+        label = theme.plain_label(policy.name)
         means = [each.mean for each in found]
         axes.plot(at, means, color=colour, marker=marker, markersize=4, linestyle="none", label=label)
     axes.set_xticks(range(len(places)), [f"{evaluation.measure}@{k}" for k in places])
-    legend(axes, place="right")
+    theme.legend(axes, place="right")
     return figure
-
-
-def difference_colour(found: Interval) -> str:
-    """Return green for an interval above 0, red for one below, grey for one that contains 0."""
-    return GREEN if found.low > 0 else RED if found.high < 0 else GREY
-
-
-def draw_reference(axes: Axes, reference: ReferenceValues, x: Sequence[float], y: Sequence[float]) -> None:
-    """Mark reference values with diamonds."""
-    outline = {"markerfacecolor": "none", "markeredgecolor": INK, "label": reference.noun}
-    axes.plot(x, y, marker="D", markersize=7, linestyle="none", **outline)  # type: ignore[arg-type]
 
 
 def _forest(
     names: Sequence[str], intervals: Sequence[Interval], colours: Sequence[str], label: str, line: float
 ) -> tuple[Figure, Axes]:
     """Draw means with their intervals as horizontal bars, the first at the top."""
-    figure, axes = new_axes(label, "", height=0.9 + 0.36 * len(names))
-    style_axes(axes, "x")
+    figure, axes = theme.new_axes(label, "", height=0.9 + 0.36 * len(names))
+    theme.style_axes(axes, "x")
     axes.grid(visible=False, axis="y")
     if isfinite(line):
-        axes.axvline(line, color=INK, linestyle=":", linewidth=1, label="logged order")
+        axes.axvline(line, color=theme.INK, linestyle=":", linewidth=1, label="logged order")
     for row, (each, colour) in enumerate(zip(intervals, colours, strict=True)):
-        draw_interval(axes, row, each.mean, each.low, each.high, colour=colour)
-    axes.set_yticks(range(len(names)), [wrapped_label(name) for name in names])
+        theme.draw_interval(axes, row, (each.mean, each.low, each.high), colour=colour)
+    axes.set_yticks(range(len(names)), [theme.wrapped_label(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.locator_params(axis="x", nbins=6)
     return figure, axes
@@ -471,9 +414,8 @@ def _forest(
 
 def _forest_charts(evaluation: Evaluation, reference: ReferenceValues | None) -> list[Chart]:
     mark = "" if reference is None else f" A diamond is the {reference.noun}."
-    estimates = (
-        f"Estimated {evaluation.measure} per list over all {evaluation.positions} positions, with 95 % intervals.{mark}"
-    )
+    over = f"per list over all {evaluation.positions} positions, with 95 % intervals"
+    estimates = f"Estimated {evaluation.measure} {over}.{mark}"
     differences = (
         "Differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, grey for "
         f"not significant.{mark}"

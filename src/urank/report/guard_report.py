@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from urank.report.evaluation_report import (
-    ReferenceValues,
-    difference_colour,
-    draw_reference,
-    evaluation_units,
-    method_paragraphs,
-    support_section,
-)
+from urank.report.evaluation_report import ReferenceValues, evaluation_units, method_paragraphs, support_section
 from urank.report.page import Chart, Section, write_page
-from urank.report.style import BLUE, INK, draw_interval, legend, new_figure, style_axes
-from urank.report.tables import UNKNOWN, Table, as_sentence, bullet, number, p_text, percent, print_tables
+from urank.report.style import BLUE, INK, difference_colour, draw_interval, draw_truth, legend, new_figure, style_axes
+from urank.report.tables import UNKNOWN, Table, as_sentence, number, p_text, percent, print_tables, print_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,14 +40,8 @@ def print_guard(levels: GuardLevels, console: Console, reference: ReferenceValue
     """
     print_tables(console, [guard_table(levels, reference)])
     subject = levels.recommended or levels.levels[-1]
-    warnings = [
-        *levels.evaluation.specification.warnings,
-        *(f"{subject.name}: {sentence}" for sentence in subject.value.support.warnings),
-    ]
-    for warning in warnings:
-        bullet(console, "beware", warning)
-    if warnings:
-        console.print()
+    own = [f"{subject.name}: {sentence}" for sentence in subject.value.support.warnings]
+    print_warnings(console, [*levels.evaluation.specification.warnings, *own])
     console.print(Text(levels.recommendation, style="bold yellow" if levels.recommended is None else "bold green"))
 
 
@@ -72,13 +59,9 @@ def guard_sections(levels: GuardLevels, reference: ReferenceValues | None = None
         "Above, differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, "
         f"grey for not significant.{mark} Below, the mean number of places that an item moves."
     )
+    chart, rules = Chart(guard_plot(levels, reference), caption), [_KINDS[levels.kind], _RULE]
     sections = [
-        Section(
-            "Level by level",
-            paragraphs=[_KINDS[levels.kind], _RULE],
-            charts=[Chart(guard_plot(levels, reference), caption)],
-            tables=[guard_table(levels, reference)],
-        ),
+        Section("Level by level", paragraphs=rules, charts=[chart], tables=[guard_table(levels, reference)]),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
         support_section(evaluation),
         Section("How these numbers are made", paragraphs=list(method_paragraphs(evaluation, reference))),
@@ -93,12 +76,10 @@ def guard_table(levels: GuardLevels, reference: ReferenceValues | None = None) -
     """
     units, K = evaluation_units(levels.evaluation), levels.evaluation.positions
     logged, found = levels.evaluation.policies[0], levels.levels
-    gains = [level.difference for level in found]
+    gains, utilities = [level.difference for level in found], [logged.utility[K], *(level.utility for level in found)]
     columns = {
         "level": ["logged", *(level.name for level in found)],
-        f"{levels.evaluation.measure}@{K}": [
-            units.amount(each.mean) for each in (logged.utility[K], *(level.utility for level in found))
-        ],
+        f"{levels.evaluation.measure}@{K}": [units.amount(each.mean) for each in utilities],
         "vs logged": [UNKNOWN, *(units.change(gain.mean) for gain in gains)],
         "95 % interval": [UNKNOWN, *(units.changes(gain.low, gain.high) for gain in gains)],
         "mean move": ["0.0", *(number(level.moves.mean, 1) for level in found)],
@@ -129,11 +110,11 @@ def _draw_gains(levels: GuardLevels, axes: Axes, reference: ReferenceValues | No
     scale = 100 / units.base if units.in_percent else 1.0
     axes.axhline(0, color=INK, linestyle=":", linewidth=1, label="logged order")
     for at, gain in enumerate(level.difference for level in levels.levels):
-        mean, low, high = (each * scale for each in (gain.mean, gain.low, gain.high))
-        draw_interval(axes, at, mean, low, high, colour=difference_colour(gain), upright=True)
+        ends = [each * scale for each in (gain.mean, gain.low, gain.high)]
+        draw_interval(axes, at, ends, colour=difference_colour(gain.low, gain.high), upright=True)
     if reference is not None:
         names = [level.value.name for level in levels.levels]
         values = reference.scaled_differences(names, evaluation.policies[0].name, in_percent=units.in_percent)
-        draw_reference(axes, reference, range(len(names)), values)
+        draw_truth(axes, range(len(names)), values, reference.noun)
     axes.set_ylabel(f"{evaluation.measure}@{evaluation.positions} vs logged" + (", %" if units.in_percent else ""))
     legend(axes, 2, place="above")

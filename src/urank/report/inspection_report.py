@@ -37,9 +37,8 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
 
 def write_inspection(inspection: Inspection, path: str | Path) -> None:
     """Write the page with plots."""
-    name = inspection.facts.name
+    name, sections = inspection.facts.name, inspection_sections(inspection)
     title = f"Inspection of {Path(name).name}"
-    sections = inspection_sections(inspection)
     write_page(path, title, inspection_lead(inspection), sections, footer=f"urank inspect {name}")
 
 
@@ -54,25 +53,23 @@ def inspection_sections(inspection: Inspection) -> list[Section]:
     graph, features = facts.interventions, list(_feature_tables(facts))
     links = [] if graph.shared is None else [Chart(_link_map(graph.shared), "Items seen at both of two positions.")]
     curve = Chart(click_curves({"all": facts.curve}), _CAPTION)
+    by_group = [
+        Section(
+            f"Clicks by position and {group}",
+            charts=[Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")],
+            tables=[_group_table(group, curves)],
+        )
+        for group, curves in _groups(facts).items()
+    ]
+    connected = f"Connected: {ranges(graph.joined)}. Not connected: {ranges(graph.lost) or UNKNOWN}."
     sections = [
         Section("Why", bullets=verdict.reasons),
         Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
         Section("What to do", bullets=verdict.advice) if verdict.advice else None,
         Section("Counts", tables=[_overview_table(facts)]),
         Section("Clicks by position", charts=[curve], tables=[_position_rate_table(facts)]),
-        *(
-            Section(
-                f"Clicks by position and {group}",
-                charts=[Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")],
-                tables=[_group_table(group, curves)],
-            )
-            for group, curves in _groups(facts).items()
-        ),
-        Section(
-            "Which positions can be compared",
-            paragraphs=[f"Connected: {ranges(graph.joined)}. Not connected: {ranges(graph.lost) or UNKNOWN}."],
-            charts=links,
-        ),
+        *by_group,
+        Section("Which positions can be compared", paragraphs=[connected], charts=links),
         Section("Features", tables=features) if features else None,
     ]
     return [section for section in sections if section is not None]
@@ -118,19 +115,10 @@ def _position_rate_table(facts: Facts) -> Table:
     """Click rate by position, and the clicks on items that connect the position with others."""
     curve, evidence = facts.curve, facts.interventions.evidence
     top = max(curve.rate) or 1.0
-    rows = [
-        (
-            str(k),
-            f"{n:,}",
-            f"{rate:.2%}",
-            f"{low:.2%} – {high:.2%}",
-            bar(rate / top),
-            f"{evidence[k - 1]:,.0f}" if evidence[k - 1] > 0 else "none",
-        )
-        for k, n, rate, low, high in zip(
-            curve.position, curve.impressions, curve.rate, curve.low, curve.high, strict=True
-        )
-    ]
+    rows = []
+    for k, n, rate, low, high in zip(curve.position, curve.impressions, curve.rate, curve.low, curve.high, strict=True):
+        linking = f"{evidence[k - 1]:,.0f}" if evidence[k - 1] > 0 else "none"
+        rows.append((str(k), f"{n:,}", f"{rate:.2%}", f"{low:.2%} – {high:.2%}", bar(rate / top), linking))
     return Table(("position", "shown", "click rate", "95 % interval", "", "linking clicks"), rows)
 
 
@@ -150,15 +138,10 @@ def _feature_tables(facts: Facts) -> Iterator[Table]:
     """How well features predict the position, and how often they are missing."""
     if facts.confounding is not None:
         head = ("features tell position", "R²", "", "strongest correlations")
-        rows = [
-            (
-                name,
-                f"{found.share:.1%}",
-                bar(found.share),
-                ", ".join(f"{feature} {r:+.2f}" for feature, r in list(found.strongest.items())[:3]),
-            )
-            for name, found in {"all lists": facts.confounding, **facts.confounding_by_policy}.items()
-        ]
+        rows = []
+        for name, found in {"all lists": facts.confounding, **facts.confounding_by_policy}.items():
+            strongest = ", ".join(f"{feature} {r:+.2f}" for feature, r in list(found.strongest.items())[:3])
+            rows.append((name, f"{found.share:.1%}", bar(found.share), strongest))
         yield Table(head, rows, words=("", head[-1]))
     if facts.missing:
         worst = sorted(facts.missing.items(), key=lambda entry: -entry[1])[:10]

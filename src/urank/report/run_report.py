@@ -45,16 +45,11 @@ def write_run(
     """Write the page with plots.
 
     Args:
-        path: of the page.
-        inspection: of the log.
-        fit: the report of the click model.
         evaluation: of the policies. The lead is about the policy named `chosen` if it was evaluated, since it is the
             one that ranks; else about the best.
         reference: known utilities to show beside the estimates.
-        chosen: the method by which the model ranks.
-        why: the reason for that choice, in words, as in `ModelFit.why`.
-        curves: click curves of some items or groups; omitted if there are none.
-        by: the column that these are grouped by.
+        chosen, why: the method by which the model ranks, and the reason for that choice, as in `ModelFit.why`.
+        curves: click curves of some items or groups by the column `by`; omitted if there are none.
     """
     evaluated = any(policy.name == chosen for policy in evaluation.policies)
     method = f"The model ranks by {chosen}{f': {_METHODS[chosen]}' if chosen in _METHODS else ''}."

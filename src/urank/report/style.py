@@ -48,15 +48,6 @@ def new_axes(
     return figure, axes
 
 
-def plain_axes(figure: Figure, across: str, up: str) -> Axes:
-    """Add axes in the theme whose x ticks are whole numbers."""
-    axes = figure.add_subplot()
-    axes.set(xlabel=across, ylabel=up)
-    axes.locator_params(axis="x", integer=True)
-    style_axes(axes)
-    return axes
-
-
 def style_axes(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
     """Remove the frame above and to the right, and draw light grid lines behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -72,29 +63,27 @@ def legend(axes: Axes, columns: int = 1, *, place: str = "best") -> None:
 
 
 def draw_interval(
-    axes: Axes,
-    at: float,
-    value: float,
-    low: float,
-    high: float,
-    *,
-    colour: str,
-    upright: bool = False,
-    label: str | None = None,
+    axes: Axes, at: float, ends: Sequence[float], *, colour: str, upright: bool = False, label: str | None = None
 ) -> None:
-    """Draw a point with its interval as a bar; the bar is omitted if an end is not finite."""
+    """Draw a point with its interval (value, low, high) as a bar; the bar is omitted if an end is not finite."""
+    value, low, high = ends
     if isfinite(low) and isfinite(high):
         (axes.vlines if upright else axes.hlines)(at, low, high, color=colour, linewidth=2)
     x, y = (at, value) if upright else (value, at)
     axes.plot(x, y, color=colour, marker="o", markersize=5, linestyle="none", label=label)
 
 
-def draw_truth(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
-    """Mark the true values of a simulation with diamonds; values that are not finite are omitted."""
+def difference_colour(low: float, high: float) -> str:
+    """Return green for an interval above 0, red for one below, grey for one that contains 0."""
+    return GREEN if low > 0 else RED if high < 0 else GREY
+
+
+def draw_truth(axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "truth") -> None:
+    """Mark known values, such as the truth of a simulation, with diamonds; those that are not finite are omitted."""
     known = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
     if known:
         outline = {"marker": "D", "markersize": 7, "markerfacecolor": "none", "markeredgecolor": INK}
-        axes.plot(*zip(*known, strict=True), linestyle="none", label="truth", **outline)  # type: ignore[arg-type]
+        axes.plot(*zip(*known, strict=True), linestyle="none", label=label, **outline)  # type: ignore[arg-type]
 
 
 def plain_label(name: str) -> str:

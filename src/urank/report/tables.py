@@ -88,15 +88,10 @@ def bar(share: float, width: int = 12) -> str:
 
 @dataclass(frozen=True)
 class Units:
-    """The format of utilities and their differences in one report: equal decimals, differences in percent.
+    """The format of utilities and their differences in one report: equal decimals, differences in percent."""
 
-    Attributes:
-        base: 100 % of a difference. If it is not positive, differences are shown as absolute numbers.
-        decimals: of utilities.
-    """
-
-    base: float
-    decimals: int
+    base: float  # 100 % of a difference; if it is not positive, differences are shown as absolute numbers
+    decimals: int  # of utilities
 
     @classmethod
     def of(cls, base: float) -> Units:
@@ -166,31 +161,34 @@ class Units:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header.
-
-    Attributes:
-        head, rows: the cells. A column with an empty header contains bars.
-        words: the headers of columns of words, which are left-aligned and wrapped; the first column always is.
-    """
+    """Rows of text under a header; a column with an empty header contains bars."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    words: Sequence[str] = ("",)
+    words: Sequence[str] = ("",)  # headers of columns to left-align and wrap, as the first column always is
 
     @classmethod
-    def of_columns(cls, columns: Mapping[str, Sequence[str]], words: Sequence[str] = ("",)) -> Table:
+    def of_columns(cls, columns: Mapping[str, Sequence[str]]) -> Table:
         """Build a table from header -> cells.
 
         >>> Table.of_columns({"arm": ["A", "B"], "users": ["10", "12"]}).rows
         [('A', '10'), ('B', '12')]
         """
-        return cls(tuple(columns), list(zip(*columns.values(), strict=True)), words)
+        return cls(tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
 def print_tables(console: Console, tables: Iterable[Table]) -> None:
     """Print tables, each followed by an empty line."""
     for table in tables:
         console.print(terminal_table(table))
+        console.print()
+
+
+def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Print warnings, followed by an empty line if there are any."""
+    for warning in warnings:
+        bullet(console, "beware", warning)
+    if warnings:
         console.print()
 
 
