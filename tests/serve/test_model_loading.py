@@ -283,7 +283,7 @@ def test_graphs_of_another_shape_are_refused(folder: Path) -> None:
         ({"version": 3}, "written by a newer urank"),
         ({"version": 1}, "written by an older urank"),
         ({"version": "2"}, "damaged"),
-        ({"format": "else"}, "of another kind"),
+        ({"format": "else"}, "has another format"),
         ({"scorer": "network"}, "damaged"),
         ({"scorer": ["network"]}, "damaged"),
         ({"scorer": True}, "damaged"),

@@ -152,27 +152,14 @@ class ProblemBody(BaseModel):
 
 
 class Problem(Exception):  # noqa: N818 - the term of RFC 9457
-    """Refusal of a request.
-
-    Args:
-        status: HTTP status.
-        detail: One sentence.
-        errors: Pairs of a location in the body and what is wrong there.
-        headers: Additional response headers.
-    """
+    """Refusal of a request: status, one sentence, pairs of a location and what is wrong there, response headers."""
 
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        errors: Sequence[tuple[str, str]] = (),
-        headers: Mapping[str, str] | None = None,
+        self, status: int, detail: str, errors: Sequence[tuple[str, str]] = (), headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.errors = list(errors)
-        self.headers = dict(headers or {})
+        self.status, self.detail = status, detail
+        self.errors, self.headers = list(errors), dict(headers or {})
 
 
 def problem_response(problem: Problem) -> Response:
