@@ -51,9 +51,7 @@ class ServerError(UrankError):
         self, message: str, *, status: int | None = None, detail: str = "", errors: Sequence[tuple[str, str]] = ()
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.detail = detail
-        self.errors = tuple(errors)
+        self.status, self.detail, self.errors = status, detail, tuple(errors)
 
 
 def refusal_error(response: httpx.Response, address: str, path: str) -> ServerError:
@@ -69,9 +67,8 @@ def refusal_error(response: httpx.Response, address: str, path: str) -> ServerEr
     if more := len(errors) - len(shown):
         shown.append(f"and {more} more")
     where = f" ({'; '.join(shown)})" if shown else ""
-    return ServerError(
-        f"{address} refused {path} with {status}: {detail}{where}", status=status, detail=detail, errors=errors
-    )
+    message = f"{address} refused {path} with {status}: {detail}{where}"
+    return ServerError(message, status=status, detail=detail, errors=errors)
 
 
 def _one_line(text: str) -> str:
@@ -260,15 +257,14 @@ def rank(
         method: How to rank; by default the server's method.
     """
     options = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
-    given = {name: value for name, value in options.items() if value is not None}
     if _is_rows(candidates):
-        content = _json({**given, "candidates": list(candidates)}, "candidates")
+        content = _json({**options, "candidates": list(candidates)}, "candidates")
         return Call("POST", "/v1/rank", _reader(Ranking), content)
     frame = _frame(candidates, "candidates")
     for name in options:
         if name in frame.columns:
             raise DataError(f"candidates must not have a column '{name}', which is an argument; or use rank_table")
-    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in given.items())
+    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in options.items() if value is not None)
     return Call("POST", "/v1/rank", _read_only_ranking, _arrow(frame), ARROW)
 
 
@@ -308,9 +304,8 @@ def explain(
         orders: Orders to evaluate, by name: item ids, best first.
     """
     rows = list(candidates) if _is_rows(candidates) else _rows(_frame(candidates, "candidates"))
-    body: dict[str, Any] = {"candidates": rows, "orders": {name: list(ids) for name, ids in (orders or {}).items()}}
-    options = {"query_id": query_id, "positions": positions}
-    body |= {name: value for name, value in options.items() if value is not None}
+    given = {name: list(ids) for name, ids in (orders or {}).items()}
+    body = {"query_id": query_id, "positions": positions, "candidates": rows, "orders": given}
     return Call("POST", "/v1/explain", _reader(Explanation), _json(body, "candidates and orders"), repeatable=True)
 
 
@@ -391,13 +386,16 @@ def _arrow(frame: pl.DataFrame) -> bytes:
 
 
 def _json(body: Mapping[str, object], name: str) -> bytes:
+    """Write the fields of a body that are given."""
+
     def convert(value: object) -> object:
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"got {type(value).__module__}.{type(value).__name__}")
 
     try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=convert).encode()
+        given = {key: value for key, value in body.items() if value is not None}
+        return json.dumps(given, allow_nan=False, separators=(",", ":"), default=convert).encode()
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} must be made of text, finite numbers, booleans and None: {error}") from error
 

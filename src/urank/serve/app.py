@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -43,17 +43,13 @@ logger = logging.getLogger("urank.serve")
 
 
 def build_app(
-    config: ServeConfig,
-    *,
-    compacts: bool = True,
-    parent: int | None = None,
-    reload_pending: Callable[[], bool] = lambda: False,
+    config: ServeConfig, *, compacts: bool = True, parent: int | None = None, reloads: Sequence[int] = ()
 ) -> FastAPI:
     """Build the application of a `Service(config, compacts=compacts)`, which loads the models.
 
     Args:
         parent: Process that supervises several workers, and forwards a signal to all of them.
-        reload_pending: Whether a signal asked for a reload while the models were being loaded.
+        reloads: Not empty if a signal asks for a reload while the models are loaded.
     """
     service = Service(config, compacts=compacts)
 
@@ -63,7 +59,7 @@ def build_app(
         with suppress(NotImplementedError, RuntimeError, ValueError):  # outside the main thread, as in tests
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_on_signal()))
-            if reload_pending():
+            if reloads:
                 await service.reload_on_signal()
         yield
         await service.stop()
@@ -107,8 +103,8 @@ async def _routing_problem(_: Request, error: Exception) -> Response:
     """Answer unknown paths and methods."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
     details = {404: "there is nothing at this path", 405: "this path does not support that method"}
-    headers = dict(error.headers or {})
-    return problem_response(Problem(error.status_code, details.get(error.status_code, "refused"), headers=headers))
+    detail = details.get(error.status_code, "refused")
+    return problem_response(Problem(error.status_code, detail, headers=error.headers))
 
 
 def measured(path: str, handler: Handler, service: Service) -> Handler:
@@ -191,7 +187,7 @@ class Routes:
         _, body = await self._read(request, JSON)
         context = self.service.context
         query = _parse(context.bodies["ExplainQuery"], body)
-        return _json(explain(context.active, context.reader.explain_list(query), query.orders))
+        return _json(explain(context.active, context.reader.lists([query], batch=False), query.orders))
 
     async def feedback(self, request: Request) -> Response:
         _, body = await self._read(request, JSON)

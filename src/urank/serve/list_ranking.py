@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Self, get_args
@@ -163,11 +163,17 @@ def rank_lists(
 
     A list that asks for a method that its model lacks is refused, as is one without a user while a test is running.
     """
-    rankings = (
-        each
-        for model, arm, numbers in _lists_by_model(active, lists)
-        for each in _rank_by_model(active, model, arm, lists, numbers, exploration, rng)
-    )
+    if active.test is None or active.other is None:
+        rankings = _rank_by_model(active, active.main, None, lists, range(len(lists)), exploration, rng)
+        return sorted(rankings, key=lambda each: each.number)
+    users = [user for user in lists.user_ids if user is not None]
+    if len(users) < len(lists):
+        first = lists.user_ids.index(None)
+        raise lists.problem(first, "user_id", "an A/B test is running, which needs the user", "is required")
+    arms, rankings = active.test.arms(users), []
+    for arm, model in zip(ARMS, (active.main, active.other), strict=True):
+        numbers = [number for number, each in enumerate(arms) if each == arm]
+        rankings += _rank_by_model(active, model, arm, lists, numbers, exploration, rng)
     return sorted(rankings, key=lambda each: each.number)
 
 
@@ -180,22 +186,6 @@ def shadow_orders(active: ActiveModels, lists: RequestLists, rankings: Sequence[
     orders = _rank_by_model(active, model, None, replace(lists, methods=methods), numbers, None, None)
     pairs = zip(sorted(orders, key=lambda each: each.number), rankings, strict=True)
     return [[lists.item_ids[row] for row in each.rows[: len(shown.rows)].tolist()] for each, shown in pairs]
-
-
-def _lists_by_model(active: ActiveModels, lists: RequestLists) -> Iterator[tuple[ServedModel, str | None, list[int]]]:
-    """Yield each model, its arm, and the lists that it ranks."""
-    if active.test is None or active.other is None:
-        yield active.main, None, list(range(len(lists)))
-        return
-    users = [user for user in lists.user_ids if user is not None]
-    if len(users) < len(lists):
-        first = lists.user_ids.index(None)
-        raise lists.problem(first, "user_id", "an A/B test is running, which needs the user", "is required")
-    arms = active.test.arms(users)
-    for arm, model in zip(ARMS, (active.main, active.other), strict=True):
-        numbers = [number for number, each in enumerate(arms) if each == arm]
-        if numbers:
-            yield model, arm, numbers
 
 
 def _rank_by_model(
@@ -331,15 +321,13 @@ def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequ
 
 def _order_positions(name: str, ids: Sequence[str], all_ids: Sequence[str], methods: Sequence[str]) -> Ints:
     """Return the position `[rows]` of each item in an order; items that it omits are not shown."""
-    rows = {each: row for row, each in enumerate(all_ids)}
+    rows, place = {each: row for row, each in enumerate(all_ids)}, f"orders.{name}"
     if name in methods:
-        raise Problem(422, f"'{name}' is a method; an order needs another name", [(f"orders.{name}", "is taken")])
+        raise Problem(422, f"'{name}' is a method; an order needs another name", [(place, "is taken")])
     for number, each in enumerate(ids):
         if each not in rows:
-            place = f"orders.{name}.{number}"
-            raise Problem(422, "an order must consist of candidates", [(place, "is not a candidate")])
+            raise Problem(422, "an order must consist of candidates", [(f"{place}.{number}", "is not a candidate")])
     if len(set(ids)) != len(ids):
-        place = f"orders.{name}"
         raise Problem(422, "an order must contain each candidate at most once", [(place, "contains one twice")])
     positions = np.arange(len(all_ids)) + len(all_ids) + 1_000_000  # beyond every place
     positions[[rows[each] for each in ids]] = np.arange(1, len(ids) + 1)

@@ -223,11 +223,10 @@ def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
         scorer = _scorer(manifest["scorer"], files, featurizer, threads)
         model = ServedModel(artifact_version(files), manifest, featurizer, clicks, scorer)
         _smoke_test(model)
-    except UrankError as error:
-        raise DataError(f"{folder} is damaged and cannot be served: {error}") from error
     except Exception as error:  # damaged graphs raise many kinds of errors
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{folder} is damaged and cannot be served ({type(error).__name__}: {reason})") from error
+        text = " ".join(str(error).split())[:200]
+        reason = f": {error}" if isinstance(error, UrankError) else f" ({type(error).__name__}: {text})"
+        raise DataError(f"{folder} is damaged and cannot be served{reason}") from error
     return model
 
 
@@ -338,21 +337,15 @@ def _scorer(
 ) -> Scorer | None:
     if entry is None:
         return None
-    if entry["family"] == "trees":
-        return _tree_scorer(files["scorer.txt"].decode("utf-8"), featurizer, takes_value=entry["takes_value"])
-    session = _session(files["scorer.onnx"], featurizer, threads)
-    return lambda items: _run(session, items)
-
-
-def _tree_scorer(text: str, featurizer: Featurizer, *, takes_value: bool) -> Scorer:
+    if entry["family"] != "trees":
+        session = _session(files["scorer.onnx"], featurizer, threads)
+        return lambda items: _run(session, items)
     from urank.learning.lightgbm_data import TreeModel  # LightGBM is slow to import, and most models do not need it
 
+    text, extra = files["scorer.txt"].decode("utf-8"), "value" if entry["takes_value"] else None
     _refuse_truncated_trees(text)
-    extra = "value" if takes_value else None
     model = TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
-    vocabularies = [
-        {word: number for number, word in enumerate(feature.vocabulary, 1)} for feature in featurizer.categorical
-    ]
+    vocabularies = [{word: code for code, word in enumerate(each.vocabulary, 1)} for each in featurizer.categorical]
 
     def scores(items: CandidateArrays) -> Floats:
         codes = np.zeros(items.categorical.shape, dtype=np.int64)  # 0 is unknown or missing
@@ -383,12 +376,9 @@ def _smoke_test(model: ServedModel) -> None:
     if not isinstance(name, str) or type(positions) is not int:
         raise DataError(f"the name must be text, and the positions an integer; got {name!r} and {positions!r}")
     model.check_method(model.manifest["method"])
-    items = CandidateArrays(
-        np.full((2, len(model.numeric)), np.nan, dtype=np.float32),
-        np.full((2, len(model.categorical)), MISSING, dtype=object),
-        np.ones(2, dtype=np.float32),
-        np.array([0, 2]),
-    )
+    numeric = np.full((2, len(model.numeric)), np.nan, dtype=np.float32)
+    categorical = np.full((2, len(model.categorical)), MISSING, dtype=object)
+    items = CandidateArrays(numeric, categorical, np.ones(2, dtype=np.float32), np.array([0, 2]))
     table, scores = model.log_ctr(items), model.scores(items)
     if table.shape != (2, model.positions) or not (table <= 1e-4).all():
         raise DataError(f"the click model must return log probabilities of shape [2, {model.positions}]; it does not")

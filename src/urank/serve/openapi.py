@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +52,7 @@ _REFUSALS = {
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MAX_SCHEMA_LINES = 80
+_TEMPLATES = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
 
 
 def describe(app: FastAPI, service: Service) -> dict[str, Any]:
@@ -82,11 +82,9 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
 
 
 def _describe_operation(path: str, operation: dict[str, Any], refs: Mapping[str, str]) -> None:
-    if parameters := re.findall(r"{(\w+)}", path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}
-            for name in parameters
-        ]
+    if names := re.findall(r"{(\w+)}", path):
+        number = {"type": "string", "pattern": "^[0-9]{1,9}$"}
+        operation["parameters"] = [{"name": each, "in": "path", "required": True, "schema": number} for each in names]
     if path not in OPERATIONS:
         metrics: dict[str, Any] = {METRICS_TYPE: {"schema": {"type": "string"}}}
         content = metrics if path == "/metrics" else {JSON: {"schema": {"type": "object"}}}
@@ -131,16 +129,10 @@ def _describe_features(components: dict[str, Any], service: Service) -> None:
 def docs_page(document: dict[str, Any]) -> Response:
     """Return the page of an OpenAPI document."""
     schemas = {name: _schema_text(schema) for name, schema in sorted(document["components"]["schemas"].items())}
-    return html_page(_template().render(document=document, schemas=schemas))
+    return html_page(_TEMPLATES.get_template("docs.html").render(document=document, schemas=schemas))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:
     lines = json.dumps(schema, indent=2, ensure_ascii=False).splitlines()
     more = len(lines) - _MAX_SCHEMA_LINES
     return "\n".join([*lines[:_MAX_SCHEMA_LINES], *([f"… {more} more lines in /openapi.json"] if more > 0 else [])])
-
-
-@cache
-def _template() -> Any:
-    environment = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
-    return environment.get_template("docs.html")

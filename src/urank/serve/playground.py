@@ -38,10 +38,7 @@ class PlaygroundSample:
 def read_samples(
     source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MAX_SAMPLES
 ) -> list[PlaygroundSample]:
-    """Read the first list of each of the first queries of a log, which must have these features.
-
-    `source` is anything that `urank.read` takes.
-    """
+    """Read the first list of each of the first queries of a log (as for `urank.read`), which must have the features."""
     log = read(source)
     known = {*log.schema.named("numeric"), *log.schema.named("categorical")}
     absent = [name for name in (*numeric, *categorical) if name not in known]

@@ -72,7 +72,7 @@ class Worker(NamedTuple):
         """Serve until a signal arrives or the supervisor is gone."""
         try:
             with socket.socket(fileno=self.socket) as sock:
-                _run(config, sock, access_log=access_log, ready=self._report_ready, worker=self)
+                _run(config, sock, access_log, self._report_ready, self)
         except UrankError:
             if self.number == 0:
                 raise
@@ -98,19 +98,14 @@ def serve(
     line for every request on standard output. Raise a `UrankError` if the models cannot be loaded.
     """
     if workers == 1:
-        _run(config, sock, access_log=access_log, ready=ready)
+        _run(config, sock, access_log, ready)
         return
     with TemporaryDirectory(prefix="urank-metrics-", ignore_cleanup_errors=True) as shared:
         _Supervisor(sock, workers, command, shared).run(ready)
 
 
 def _run(
-    config: ServeConfig,
-    sock: socket.socket,
-    *,
-    access_log: bool,
-    ready: Callable[[], None],
-    worker: Worker | None = None,
+    config: ServeConfig, sock: socket.socket, access_log: bool, ready: Callable[[], None], worker: Worker | None = None
 ) -> None:
     """Serve in this process."""
     reloads: list[int] = []  # a SIGHUP while the models are loaded must neither be lost nor end the process
@@ -128,7 +123,7 @@ def _run(
             ready()
 
     compacts, parent = (True, None) if worker is None else (worker.number == 0, worker.parent)
-    app = build_app(config, compacts=compacts, parent=parent, reload_pending=lambda: bool(reloads))
+    app = build_app(config, compacts=compacts, parent=parent, reloads=reloads)
     settings = uvicorn.Config(
         app,
         http=HeaderLimitProtocol,
@@ -152,20 +147,14 @@ def _run(
     server.run(sockets=[sock])
 
 
-class _Child(NamedTuple):
-    number: int
-    started: float
-    process: subprocess.Popen[bytes]
-
-
 class _Supervisor:
     """Starts several workers, forwards signals to them, and replaces those that die."""
 
     def __init__(self, sock: socket.socket, workers: int, command: Sequence[str], shared: str) -> None:
         self.sock, self.count, self.command, self.shared = sock, workers, command, shared
-        self.children: list[_Child] = []
-        self.ending = False
-        self.code = 0
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self.started: dict[int, float] = {}
+        self.ending, self.code = False, 0
 
     def run(self, ready: Callable[[], None]) -> None:
         """Run until all workers have ended."""
@@ -184,9 +173,9 @@ class _Supervisor:
                         serving += len(os.read(reports, 4_096))
                     if serving == self.count:
                         ready()
-                for child in list(self.children):
-                    if child.process.poll() is not None:
-                        self._replace(child, pipe)
+                for worker, process in list(self.children.items()):
+                    if process.poll() is not None:
+                        self._replace(worker, process, pipe)
                 time.sleep(POLL_SECONDS)
         finally:
             self._forward(signal.SIGTERM)
@@ -201,35 +190,35 @@ class _Supervisor:
         process = subprocess.Popen(  # noqa: S603 - the command comes from the caller, not from a user
             list(self.command), env=variables, pass_fds=[worker.socket, pipe]
         )
-        self.children.append(_Child(number, time.monotonic(), process))
+        self.children[number], self.started[number] = process, time.monotonic()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if self.ending:  # a signal before it was listed did not reach it
             process.terminate()
 
-    def _replace(self, child: _Child, pipe: int) -> None:
+    def _replace(self, number: int, process: subprocess.Popen[bytes], pipe: int) -> None:
         """Start a new worker after one died, unless all are ending."""
         from prometheus_client.multiprocess import mark_process_dead
 
-        self.children.remove(child)
-        mark_process_dead(child.process.pid, self.shared)  # type: ignore[no-untyped-call]  # its counters stay
+        del self.children[number]
+        mark_process_dead(process.pid, self.shared)  # type: ignore[no-untyped-call]  # its counters stay
         if self.ending:
             return
-        if child.process.returncode in REFUSALS:
+        if process.returncode in REFUSALS:
             self.code = 2
-            for first in (each for each in self.children if each.number == 0):  # it reports the reason
+            if (first := self.children.get(0)) is not None:  # it reports the reason
                 with suppress(subprocess.TimeoutExpired):
-                    first.process.wait(GRACE_SECONDS)
+                    first.wait(GRACE_SECONDS)
             self._end()
             return
-        logger.error("worker %d ended (%s); starting another", child.number, child.process.returncode)
-        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - child.started)))
+        logger.error("worker %d ended (%s); starting another", number, process.returncode)
+        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - self.started[number])))
         if not self.ending:  # a signal may have arrived meanwhile
-            self._start(child.number, pipe)
+            self._start(number, pipe)
 
     def _end(self) -> None:
         self.ending = True
         self._forward(signal.SIGTERM)
 
     def _forward(self, number: signal.Signals) -> None:
-        for child in self.children:
-            child.process.send_signal(number)
+        for process in self.children.values():
+            process.send_signal(number)

@@ -94,11 +94,11 @@ class CandidateReader:
         self._get_numbers, self._get_categories = _getter(self.numeric), _getter(self.categorical)
         self._pack = struct.Struct(f"={len(self.numeric)}f").pack
 
-    def lists(self, queries: Sequence[RankQuery[Any]], *, batch: bool) -> RequestLists:
+    def lists(self, queries: Sequence[RankQuery[Any] | ExplainQuery[Any]], *, batch: bool) -> RequestLists:
         """Read the lists of a JSON request; too many, repeated items and wrong features are refused."""
         named = [(f"queries.{number}." if batch else "", query.candidates) for number, query in enumerate(queries)]
         return RequestLists(
-            query_ids=[query.query_id for query in queries],
+            query_ids=[query.query_id or "" for query in queries],
             user_ids=[query.user_id for query in queries],
             positions=[query.positions for query in queries],
             methods=[query.method for query in queries],
@@ -107,13 +107,6 @@ class CandidateReader:
             has_values=[any(each.value is not None for each in candidates) for _, candidates in named],
             batch=batch,
         )
-
-    def explain_list(self, query: ExplainQuery[Any]) -> RequestLists:
-        """Read the one list of a request to explain."""
-        rank_query = RankQuery[Any].model_construct(
-            query_id=query.query_id or "", positions=query.positions, candidates=query.candidates
-        )
-        return self.lists([rank_query], batch=False)
 
     def _items(self, named: NamedLists) -> CandidateArrays:
         for prefix, candidates in named:

@@ -166,9 +166,7 @@ class HeaderLimitProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._in_headers:
-            return
-        self._header_bytes += len(data)
+        self._header_bytes += len(data) if self._in_headers else 0
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()

@@ -49,7 +49,6 @@ THREAD_ROWS = 2_000
 """Number of candidates from which a request is ranked in a thread."""
 MAX_SHADOW_TASKS = 64
 TICK_SECONDS = 1.0
-PARENT_SECONDS = 1.0
 
 logger = logging.getLogger("urank.serve")
 
@@ -319,5 +318,5 @@ class Service:
 async def _end_with_parent(parent: int) -> None:
     """End this process, as after SIGTERM, when its parent is gone."""
     while os.getppid() == parent:
-        await asyncio.sleep(PARENT_SECONDS)
+        await asyncio.sleep(TICK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
