@@ -21,8 +21,8 @@ from urank.clicks.fitting import ClickConfig, ClickFamily
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
 from urank.lab.letor_simulation import SimulationConfig, simulate
-from urank.lab.oracle import User
 from urank.lab.truth import true_table
+from urank.lab.user_models import User
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.log.splits import SPLITS

@@ -301,8 +301,8 @@ def test_the_key_is_shown_to_the_server_and_to_nobody_else(place: Place, monkeyp
         client.model()
     assert isinstance(failure.value.__cause__, httpx.RequestError)
     shown = [client, refusal.value, failure.value, vars(failure.value), failure.value.__cause__.request.headers]
-    assert client._connection.key == KEY
-    text = "".join(f"{each!r} {each!s}" for each in [*shown, client._connection, AsyncClient(url)])
+    assert client._http.headers["authorization"] == f"Bearer {KEY}"
+    text = "".join(f"{each!r} {each!s}" for each in [*shown, client._http.headers, AsyncClient(url)])
     assert KEY not in text
     assert wrong not in text
     assert f"Client('{url}')" in text

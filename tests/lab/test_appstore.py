@@ -35,7 +35,7 @@ from urank.lab.appstore import (
     write_appstore,
 )
 from urank.lab.market import CATEGORIES, Market, MarketConfig, build_market
-from urank.lab.oracle import table_probabilities
+from urank.lab.user_models import table_probabilities
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.propensity.randomised import fit_by_category

@@ -27,7 +27,7 @@ from urank.lab.letor_simulation import (
     simulate,
     write_simulation,
 )
-from urank.lab.oracle import scale01
+from urank.lab.user_models import scale01
 from urank.log.splits import split_by_hash, stable_hash
 from urank.log.svmlight import Letor
 

@@ -80,7 +80,7 @@ def test_what_belongs_to_lists() -> None:
 
 def test_the_list_to_explain() -> None:
     model = request_models(True, Limits())["ExplainQuery"]
-    lists = reader().explain_list(model.model_validate({"candidates": [candidate("a")], "positions": 4}))
+    lists = reader().lists([model.model_validate({"candidates": [candidate("a")], "positions": 4})], batch=False)
     assert (lists.query_ids, lists.positions, lists.item_ids) == ([""], [4], ["a"])
 
 

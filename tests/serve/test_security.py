@@ -130,7 +130,7 @@ def passed_gate(method: str, path: str, headers: dict[bytes, bytes], **settings:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    gate = AccessMiddleware(behind, settings.get("key"), settings.get("hosts", ()))
+    gate = AccessMiddleware(behind, settings.get("key"), settings.get("hosts", ()), 1_000, lambda _: None)
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers.items())}
     asyncio.run(gate(scope, receive, send))
     (status,) = statuses

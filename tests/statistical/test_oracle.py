@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate
-from urank.lab.oracle import Oracle, User, table_probabilities
+from urank.lab.user_models import Oracle, User, table_probabilities
 from urank.log.ragged import offsets_of_runs, pad, positions_by_score, where_items
 
 USERS: list[User] = ["item", "query", "pbm", "cascade", "trust"]

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from urank.client import transport
-from urank.client.transport import Call, Connection, Outcome
+from urank.client.transport import Call, Outcome, http_arguments, retry_delays
 
 AnswerT = TypeVar("AnswerT")
 P = ParamSpec("P")
@@ -66,11 +66,12 @@ class _BaseClient:
         connections: int = 20,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        self._connection = Connection(address, key, timeout, retries, connections, verify)
-        self._http = self._open(**self._connection.arguments())
+        arguments = http_arguments(address, key, timeout, retries, connections, verify)
+        self._address, self._retries = arguments["base_url"], retries
+        self._http = self._open(**arguments)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._connection.address!r})"
+        return f"{type(self).__name__}({self._address!r})"
 
 
 class Client(_BaseClient):
@@ -117,20 +118,16 @@ class Client(_BaseClient):
         self.close()
 
     def _send(self, call: Call[AnswerT]) -> AnswerT:
-        steps = transport.attempts(call, self._connection)
-        seconds = next(steps)
-        while True:
+        outcome: Outcome
+        for seconds in retry_delays(self._retries):
             time.sleep(seconds)
-            outcome: Outcome
             try:
                 outcome = self._http.request(**call.arguments())
             except httpx.RequestError as error:
                 outcome = error
-            try:
-                seconds = steps.send(outcome)
-            except StopIteration as ended:
-                answer: AnswerT = ended.value
-                return answer
+            if not call.should_retry(outcome):
+                break
+        return call.conclude(outcome, self._address)
 
 
 class AsyncClient(_BaseClient):
@@ -167,17 +164,13 @@ class AsyncClient(_BaseClient):
         await self.close()
 
     async def _send(self, call: Call[AnswerT]) -> AnswerT:
-        steps = transport.attempts(call, self._connection)
-        seconds = next(steps)
-        while True:
+        outcome: Outcome
+        for seconds in retry_delays(self._retries):
             await asyncio.sleep(seconds)
-            outcome: Outcome
             try:
                 outcome = await self._http.request(**call.arguments())
             except httpx.RequestError as error:
                 outcome = error
-            try:
-                seconds = steps.send(outcome)
-            except StopIteration as ended:
-                answer: AnswerT = ended.value
-                return answer
+            if not call.should_retry(outcome):
+                break
+        return call.conclude(outcome, self._address)

@@ -1,8 +1,7 @@
 """Requests, answers and retries of the clients, without I/O.
 
-The functions `rank` to `reload` are the methods of both clients. Each builds a `Call`: a request, and how its answer
-is read. `attempts` drives a call: it yields how long to wait, receives the outcome of each attempt, and returns the
-answer. What is retried depends on whether a second copy does harm:
+The functions `rank` to `reload` are the methods of both clients. Each builds a `Call`: a request, how its answer is
+read, and whether it is retried, which depends on whether a second copy does harm:
 
     no connection was made             every call
     connection lost, 502, 503, 504     only calls that are safe to repeat: not a ranking, which is logged each time
@@ -16,7 +15,7 @@ import json
 import math
 import os
 import ssl
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from random import SystemRandom
@@ -52,9 +51,7 @@ class ServerError(UrankError):
         self, message: str, *, status: int | None = None, detail: str = "", errors: Sequence[tuple[str, str]] = ()
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.detail = detail
-        self.errors = tuple(errors)
+        self.status, self.detail, self.errors = status, detail, tuple(errors)
 
 
 def refusal_error(response: httpx.Response, address: str, path: str) -> ServerError:
@@ -70,29 +67,8 @@ def refusal_error(response: httpx.Response, address: str, path: str) -> ServerEr
     if more := len(errors) - len(shown):
         shown.append(f"and {more} more")
     where = f" ({'; '.join(shown)})" if shown else ""
-    return ServerError(
-        f"{address} refused {path} with {status}: {detail}{where}", status=status, detail=detail, errors=errors
-    )
-
-
-def connection_error(error: httpx.RequestError, address: str, path: str) -> ServerError:
-    """Return the error for a request without an answer."""
-    reason = _one_line(str(error)) or type(error).__name__
-    if isinstance(error, httpx.PoolTimeout):
-        detail = f"got no request for {path}: all connections of this client are in use"
-    elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
-        detail = f"cannot be reached: {reason}"
-    elif isinstance(error, httpx.TimeoutException):
-        detail = f"did not answer {path} in time"
-    else:
-        detail = f"broke off the answer to {path}: {reason}"
-    return ServerError(f"{address} {detail}", detail=detail)
-
-
-def invalid_answer_error(response: httpx.Response, address: str, path: str) -> ServerError:
-    """Return the error for a success that `urank serve` would not send, as when another server listens there."""
-    detail = f"did not answer {path} as urank serve does"
-    return ServerError(f"{address} {detail}", status=response.status_code, detail=detail)
+    message = f"{address} refused {path} with {status}: {detail}{where}"
+    return ServerError(message, status=status, detail=detail, errors=errors)
 
 
 def _one_line(text: str) -> str:
@@ -119,44 +95,28 @@ Outcome = httpx.Response | httpx.RequestError
 _random = SystemRandom()
 
 
-@dataclass(frozen=True)
-class Connection:
-    """Validated arguments of a client; `Client` documents them."""
-
-    address: str
-    key: str | None = field(repr=False)
-    timeout: float
-    retries: int
-    connections: int
-    verify: ssl.SSLContext | bool = field(repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "address", _validate_address(self.address))
-        object.__setattr__(self, "key", _validate_key(self.key))
-        if not 0 < self.timeout < math.inf:
-            raise ConfigError(f"timeout must be a number of seconds above 0; got {self.timeout}")
-        if self.retries < 0:
-            raise ConfigError(f"retries must be at least 0; got {self.retries}")
-        if self.connections < 1:
-            raise ConfigError(f"connections must be at least 1; got {self.connections}")
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `httpx.Client` and `httpx.AsyncClient`."""
-        headers = {"user-agent": f"urank/{version('urank')}"}
-        if self.key is not None:
-            headers["authorization"] = f"Bearer {self.key}"  # httpx hides it in its repr
-        return {
-            "base_url": self.address,
-            "headers": headers,
-            "timeout": httpx.Timeout(self.timeout, connect=min(self.timeout, MAX_CONNECT_SECONDS)),
-            "limits": httpx.Limits(
-                max_connections=self.connections,
-                max_keepalive_connections=self.connections,
-                keepalive_expiry=IDLE_SECONDS,
-            ),
-            "verify": self.verify,
-            "follow_redirects": False,  # the key must not reach another host
-        }
+def http_arguments(
+    address: str, key: str | None, timeout: float, retries: int, connections: int, verify: ssl.SSLContext | bool
+) -> dict[str, Any]:
+    """Validate the arguments of a client, and return those of `httpx.Client` and `httpx.AsyncClient`."""
+    address, key = _validate_address(address), _validate_key(key)
+    if not 0 < timeout < math.inf:
+        raise ConfigError(f"timeout must be a number of seconds above 0; got {timeout}")
+    if retries < 0:
+        raise ConfigError(f"retries must be at least 0; got {retries}")
+    if connections < 1:
+        raise ConfigError(f"connections must be at least 1; got {connections}")
+    bearer = {} if key is None else {"authorization": f"Bearer {key}"}  # httpx hides it in its repr
+    return {
+        "base_url": address,
+        "headers": {"user-agent": f"urank/{version('urank')}", **bearer},
+        "timeout": httpx.Timeout(timeout, connect=min(timeout, MAX_CONNECT_SECONDS)),
+        "limits": httpx.Limits(
+            max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=IDLE_SECONDS
+        ),
+        "verify": verify,
+        "follow_redirects": False,  # the key must not reach another host
+    }
 
 
 def _validate_address(address: str) -> str:
@@ -178,9 +138,8 @@ def _validate_address(address: str) -> str:
 
 def _validate_key(key: str | None) -> str | None:
     """Return a key that is safe in a header, by default that of the environment."""
-    source = "key"
-    if key is None:
-        key, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
+    source = "key" if key is not None else KEY_VARIABLE
+    key = key if key is not None else os.environ.get(KEY_VARIABLE) or None
     if key is None:
         return None
     key = key.strip()
@@ -191,21 +150,14 @@ def _validate_key(key: str | None) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Call(Generic[AnswerT]):
-    """A request, and how its answer is read.
-
-    Attributes:
-        method, path: HTTP method and path.
-        read: Converts a successful response.
-        content, content_type: The body.
-        repeatable: Whether sending it twice does no harm.
-    """
+    """A request, and how its answer is read."""
 
     method: str
     path: str
     read: Callable[[httpx.Response], AnswerT]
     content: bytes | None = field(default=None, repr=False)
     content_type: str = JSON
-    repeatable: bool = False
+    repeatable: bool = False  # whether sending it twice does no harm
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of httpx's `request`."""
@@ -234,13 +186,26 @@ class Call(Generic[AnswerT]):
     def conclude(self, outcome: Outcome, address: str) -> AnswerT:
         """Return the answer, or raise a `ServerError`."""
         if isinstance(outcome, httpx.RequestError):
-            raise connection_error(outcome, address, self.path) from outcome
+            detail = self._failure(outcome)
+            raise ServerError(f"{address} {detail}", detail=detail) from outcome
         if not outcome.is_success:
             raise refusal_error(outcome, address, self.path)
         try:
             return self.read(outcome)
         except (ValueError, KeyError, TypeError, IndexError, OSError, pl.exceptions.PolarsError):
-            raise invalid_answer_error(outcome, address, self.path) from None
+            detail = f"did not answer {self.path} as urank serve does"  # as when another server listens there
+            raise ServerError(f"{address} {detail}", status=outcome.status_code, detail=detail) from None
+
+    def _failure(self, error: httpx.RequestError) -> str:
+        """Return the detail of a request without an answer."""
+        reason = _one_line(str(error)) or type(error).__name__
+        if isinstance(error, httpx.PoolTimeout):
+            return f"got no request for {self.path}: all connections of this client are in use"
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+            return f"cannot be reached: {reason}"
+        if isinstance(error, httpx.TimeoutException):
+            return f"did not answer {self.path} in time"
+        return f"broke off the answer to {self.path}: {reason}"
 
 
 class _ReadyCall(Call[bool]):
@@ -255,14 +220,10 @@ class _ReadyCall(Call[bool]):
         return super().conclude(outcome, address)
 
 
-def attempts(call: Call[AnswerT], connection: Connection) -> Generator[float, Outcome, AnswerT]:
-    """Drive a call: yield the seconds to wait before each attempt, receive its outcome, and return the answer."""
-    outcome = yield 0.0
-    for attempt in range(connection.retries):
-        if not call.should_retry(outcome):
-            break
-        outcome = yield retry_delay(attempt, _random.random())
-    return call.conclude(outcome, connection.address)
+def retry_delays(retries: int) -> Iterator[float]:
+    """Yield the seconds to wait before each attempt."""
+    yield 0.0
+    yield from (retry_delay(attempt, _random.random()) for attempt in range(retries))
 
 
 def retry_delay(attempt: int, jitter: float) -> float:
@@ -296,25 +257,21 @@ def rank(
         method: How to rank; by default the server's method.
     """
     options = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
-    given = {name: value for name, value in options.items() if value is not None}
     if _is_rows(candidates):
-        content = _json({**given, "candidates": list(candidates)}, "candidates")
+        content = _json({**options, "candidates": list(candidates)}, "candidates")
         return Call("POST", "/v1/rank", _reader(Ranking), content)
     frame = _frame(candidates, "candidates")
     for name in options:
         if name in frame.columns:
             raise DataError(f"candidates must not have a column '{name}', which is an argument; or use rank_table")
-    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in given.items())
+    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in options.items() if value is not None)
     return Call("POST", "/v1/rank", _read_only_ranking, _arrow(frame), ARROW)
 
 
 def rank_many(queries: Rows) -> Call[list[Ranking]]:
     """Rank several lists, each a dict as in the API: `query_id`, `candidates`, and the options of `rank`."""
-
-    def read(response: httpx.Response) -> list[Ranking]:
-        return list(RankingBatch.model_validate_json(response.content).rankings)
-
-    return Call("POST", "/v1/rank", read, _json({"queries": list(queries)}, "queries"))
+    content = _json({"queries": list(queries)}, "queries")
+    return Call("POST", "/v1/rank", lambda each: list(_reader(RankingBatch)(each).rankings), content)
 
 
 def rank_table(table: Any) -> Call[pl.DataFrame]:
@@ -347,11 +304,9 @@ def explain(
         orders: Orders to evaluate, by name: item ids, best first.
     """
     rows = list(candidates) if _is_rows(candidates) else _rows(_frame(candidates, "candidates"))
-    body: dict[str, Any] = {"candidates": rows, "orders": {name: list(ids) for name, ids in (orders or {}).items()}}
-    options = {"query_id": query_id, "positions": positions}
-    body |= {name: value for name, value in options.items() if value is not None}
-    content = _json(body, "candidates and orders")
-    return Call("POST", "/v1/explain", _reader(Explanation), content, repeatable=True)
+    given = {name: list(ids) for name, ids in (orders or {}).items()}
+    body = {"query_id": query_id, "positions": positions, "candidates": rows, "orders": given}
+    return Call("POST", "/v1/explain", _reader(Explanation), _json(body, "candidates and orders"), repeatable=True)
 
 
 def feedback(events: Rows) -> Call[int]:
@@ -363,11 +318,8 @@ def feedback(events: Rows) -> Call[int]:
     Returns:
         The number of events accepted.
     """
-
-    def read(response: httpx.Response) -> int:
-        return Accepted.model_validate_json(response.content).accepted
-
-    return Call("POST", "/v1/feedback", read, _json({"events": list(events)}, "events"), repeatable=True)
+    content = _json({"events": list(events)}, "events")
+    return Call("POST", "/v1/feedback", lambda each: _reader(Accepted)(each).accepted, content, repeatable=True)
 
 
 def click(ranking: Ranking | str, item_id: str, *, conversion: bool = False, value: float | None = None) -> Call[int]:
@@ -434,13 +386,16 @@ def _arrow(frame: pl.DataFrame) -> bytes:
 
 
 def _json(body: Mapping[str, object], name: str) -> bytes:
+    """Write the fields of a body that are given."""
+
     def convert(value: object) -> object:
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"got {type(value).__module__}.{type(value).__name__}")
 
     try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=convert).encode()
+        given = {key: value for key, value in body.items() if value is not None}
+        return json.dumps(given, allow_nan=False, separators=(",", ":"), default=convert).encode()
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} must be made of text, finite numbers, booleans and None: {error}") from error
 

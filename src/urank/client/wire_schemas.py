@@ -160,12 +160,10 @@ class ModelFacts(_Answer):
 
     @property
     def numeric(self) -> tuple[str, ...]:
-        """The numeric features."""
         return self.features.numeric
 
     @property
     def categorical(self) -> tuple[str, ...]:
-        """The categorical features."""
         return self.features.categorical
 
     @field_serializer("loaded")

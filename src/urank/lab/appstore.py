@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.lab.letor_simulation import simulation_folder
 from urank.lab.market import Market, MarketConfig, build_market
-from urank.lab.oracle import table_probabilities
+from urank.lab.user_models import table_probabilities
 from urank.log.dataset import Dataset
 from urank.log.prepare import prepare
 from urank.log.ragged import pad, positions_by_score, where_items

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from urank.config import Settings
 from urank.errors import ConfigError
 from urank.lab.logging_policies import Randomisation, draw_placements, logger_positions, logging_probability
-from urank.lab.oracle import Oracle, Scaling, User, attention_weights, scale01, scaling_bounds
+from urank.lab.user_models import Oracle, Scaling, User, attention_weights, scale01, scaling_bounds
 from urank.log.columns import MAX_POSITION
 from urank.log.ragged import list_ids
 from urank.log.splits import SPLITS, check_shares, split_by_hash, stable_hash

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from urank.config import Settings
-from urank.lab.oracle import examination
+from urank.lab.user_models import examination
 from urank.log.columns import MAX_POSITION
 
 CATEGORIES = ("games", "tools", "social", "video", "finance", "education", "shopping", "photo")

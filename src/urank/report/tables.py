@@ -168,13 +168,13 @@ class Table:
     words: Sequence[str] = ("",)  # headers of columns to left-align and wrap, as the first column always is
 
     @classmethod
-    def of_columns(cls, columns: Mapping[str, Sequence[str]]) -> Table:
+    def of_columns(cls, columns: Mapping[str, Sequence[str]], words: Sequence[str] = ("",)) -> Table:
         """Build a table from header -> cells.
 
         >>> Table.of_columns({"arm": ["A", "B"], "users": ["10", "12"]}).rows
         [('A', '10'), ('B', '12')]
         """
-        return cls(tuple(columns), list(zip(*columns.values(), strict=True)))
+        return cls(tuple(columns), list(zip(*columns.values(), strict=True)), words)
 
 
 def print_tables(console: Console, tables: Iterable[Table]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Self, get_args
@@ -12,7 +12,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError
-from urank.log.ragged import at_positions
 from urank.ranking.matching import Method
 from urank.ranking.utility import utility_of_items
 from urank.serve.feedback_store import FeedbackColumns, RankingRecord
@@ -35,10 +34,6 @@ class Exploration:
     an item keeps its position with probability 1 - s + s / m (`shuffle`, or the first item of `swap`) or 1 - s / m
     (the others of `swap`), and comes to another possible position with probability s / m.
 
-    Attributes:
-        kind: `swap` or `shuffle`.
-        share: Share of lists, above 0 and at most 1.
-
     >>> str(Exploration.parse("swap:0.05"))
     'swap:0.05'
     >>> Exploration.parse("swap:5")
@@ -57,13 +52,11 @@ class Exploration:
     def parse(cls, text: str) -> Self:
         """Parse `swap:SHARE` or `shuffle:SHARE`."""
         name, _, share = text.partition(":")
-        kind = next((each for each in get_args(ExplorationKind) if each == name), None)
         try:
-            number = float(share)
-        except ValueError:
-            kind, number = None, 0.0
-        if kind is None:
-            raise ConfigError(f"exploration must be swap:SHARE, as swap:0.05, or shuffle:SHARE; got '{text}'")
+            kind, number = next(each for each in get_args(ExplorationKind) if each == name), float(share)
+        except (StopIteration, ValueError):
+            message = f"exploration must be swap:SHARE, as swap:0.05, or shuffle:SHARE; got '{text}'"
+            raise ConfigError(message) from None
         return cls(kind, number)
 
     def __str__(self) -> str:
@@ -101,37 +94,24 @@ class Exploration:
 
 @dataclass(frozen=True, eq=False)
 class RankedList:
-    """The m items of a list that are shown, best first.
+    """The m items of a list that are shown, best first."""
 
-    Attributes:
-        number: Index of the list in the request.
-        model, method: How it was ranked.
-        arm: Arm of the A/B test, if there is one.
-        rows: `[m]`, the row of each item in the request.
-        ranks: `[m]`, the rank of each before exploration.
-        policy: Logging policy: the model version, and the kind of exploration if it was applied.
-        score: `[m]`; None without a scorer.
-        click: `[m]`, P(click); NaN beyond the positions that the model knows.
-        utility: `[m]`, expected utility.
-    """
-
-    number: int
+    number: int  # index of the list in the request
     model: ServedModel
     method: Method
-    arm: str | None
-    rows: Ints
-    ranks: Ints
-    policy: str
-    score: Floats | None
-    click: Doubles
-    utility: Doubles
+    arm: str | None  # of the A/B test, if there is one
+    rows: Ints  # [m], the row of each item in the request
+    ranks: Ints  # [m], the rank of each before exploration
+    policy: str  # logging policy: the model version, and the kind of exploration if it was applied
+    score: Floats | None  # [m]; None without a scorer
+    click: Doubles  # [m], P(click); NaN beyond the positions that the model knows
+    utility: Doubles  # [m], expected utility
 
     def to_dict(self, lists: RequestLists, ranking_id: str) -> dict[str, Any]:
         """Return the fields of a `wire_schemas.Ranking`."""
-        ids = [lists.item_ids[row] for row in self.rows.tolist()]
-        scores = [None] * len(ids) if self.score is None else self.score.tolist()
+        scores = [None] * len(self.rows) if self.score is None else self.score.tolist()
         clicks = [None if click != click else click for click in self.click.tolist()]
-        places = zip(ids, scores, clicks, self.utility.tolist(), strict=True)
+        places = zip(self.rows.tolist(), scores, clicks, self.utility.tolist(), strict=True)
         return {
             "ranking_id": ranking_id,
             "query_id": lists.query_ids[self.number],
@@ -141,8 +121,8 @@ class RankedList:
             "arm": self.arm,
             "utility": float(self.utility.sum()),
             "items": [
-                {"item_id": each, "position": k, "score": score, "click": click, "utility": utility}
-                for k, (each, score, click, utility) in enumerate(places, 1)
+                {"item_id": lists.item_ids[row], "position": k, "score": score, "click": click, "utility": utility}
+                for k, (row, score, click, utility) in enumerate(places, 1)
             ],
         }
 
@@ -152,8 +132,7 @@ def write_arrow(rankings: Sequence[RankedList], lists: RequestLists, ranking_ids
     lengths = [len(each.rows) for each in rankings]
 
     def repeated(texts: Iterable[str | None]) -> pa.Array:
-        pairs = zip(texts, lengths, strict=True)
-        return pa.array([text for text, length in pairs for _ in range(length)], pa.string())
+        return pa.array(np.repeat(np.array(list(texts), dtype=object), lengths), pa.string())
 
     scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in rankings]
     score, click = np.concatenate(scores), np.concatenate([each.click for each in rankings])
@@ -182,11 +161,18 @@ def rank_lists(
 ) -> list[RankedList]:
     """Rank the lists of a request, each by the model of its arm.
 
-    Raises:
-        Problem: If a list asks for a method that its model lacks, or has no user while a test is running.
+    A list that asks for a method that its model lacks is refused, as is one without a user while a test is running.
     """
-    rankings: list[RankedList] = []
-    for model, arm, numbers in _lists_by_model(active, lists):
+    if active.test is None or active.other is None:
+        rankings = _rank_by_model(active, active.main, None, lists, range(len(lists)), exploration, rng)
+        return sorted(rankings, key=lambda each: each.number)
+    users = [user for user in lists.user_ids if user is not None]
+    if len(users) < len(lists):
+        first = lists.user_ids.index(None)
+        raise lists.problem(first, "user_id", "an A/B test is running, which needs the user", "is required")
+    arms, rankings = active.test.arms(users), []
+    for arm, model in zip(ARMS, (active.main, active.other), strict=True):
+        numbers = [number for number, each in enumerate(arms) if each == arm]
         rankings += _rank_by_model(active, model, arm, lists, numbers, exploration, rng)
     return sorted(rankings, key=lambda each: each.number)
 
@@ -195,30 +181,11 @@ def shadow_orders(active: ActiveModels, lists: RequestLists, rankings: Sequence[
     """Return the item ids of each list as the shadow model would rank them, as many as were shown."""
     model = active.shadow
     assert model is not None  # noqa: S101 - callers check it
-    numbers = [each.number for each in rankings]
+    numbers = range(len(lists))
     methods = [method if method in model.methods else None for method in lists.methods]  # it may have fewer of them
     orders = _rank_by_model(active, model, None, replace(lists, methods=methods), numbers, None, None)
-    orders.sort(key=lambda each: each.number)
-    return [
-        [lists.item_ids[row] for row in each.rows[: len(other.rows)].tolist()]
-        for each, other in zip(orders, rankings, strict=True)
-    ]
-
-
-def _lists_by_model(active: ActiveModels, lists: RequestLists) -> Iterator[tuple[ServedModel, str | None, list[int]]]:
-    """Yield each model, its arm, and the lists that it ranks."""
-    if active.test is None or active.other is None:
-        yield active.main, None, list(range(len(lists)))
-        return
-    for number, user in enumerate(lists.user_ids):
-        if user is None:
-            place = f"queries.{number}.user_id" if lists.batch else "user_id"
-            raise Problem(422, "an A/B test is running, which needs the user", [(place, "is required")])
-    arms = active.test.arms([user for user in lists.user_ids if user is not None])
-    for arm, model in zip(ARMS, (active.main, active.other), strict=True):
-        numbers = [number for number, each in enumerate(arms) if each == arm]
-        if numbers:
-            yield model, arm, numbers
+    pairs = zip(sorted(orders, key=lambda each: each.number), rankings, strict=True)
+    return [[lists.item_ids[row] for row in each.rows[: len(shown.rows)].tolist()] for each, shown in pairs]
 
 
 def _rank_by_model(
@@ -233,66 +200,40 @@ def _rank_by_model(
     """Rank some lists by one model, those with the same method and number of positions together."""
     groups: dict[tuple[Method, int], list[int]] = {}
     for number in numbers:
-        key = _method_of(active, model, lists, number), lists.positions[number] or model.positions
+        requested = lists.methods[number]
+        if requested is not None and requested not in model.methods:
+            detail = f"the model ranks by {', '.join(model.methods)}; got '{requested}'"
+            raise lists.problem(number, "method", detail, "is not available")
+        key = active.method_of(model, requested), lists.positions[number] or model.positions
         groups.setdefault(key, []).append(number)
     items = active.inputs_of(model, lists.items)
     rankings: list[RankedList] = []
     for (method, positions), group in groups.items():
-        rows, part = _select(items, group, len(lists))
+        rows, part = _select(items, group)
         score = model.scores(part) if method == "score" else None
         table = model.log_ctr(part) if method != "score" else None
         order = model.order(part, table, score, method=method, positions=positions)
-        best = _best_rows(order, part.offsets, positions)
-        explored = [_explore(len(each), exploration, rng) for each in best]
+        bounds = pairwise(part.offsets.tolist())
+        best = [start + np.argsort(order[start:end])[:positions] for start, end in bounds]
+        if exploration is None or rng is None:
+            explored = [(np.arange(1, len(each) + 1), False) for each in best]
+        else:
+            explored = [exploration.order(len(each), rng) for each in best]
         shown = [each[ranks - 1] for each, (ranks, _) in zip(best, explored, strict=True)]
         scores, clicks = _scores_and_clicks(model, part, shown, score, table)
         for number, own, (ranks, randomised), s, click in zip(group, shown, explored, scores, clicks, strict=True):
-            rankings.append(
-                RankedList(
-                    number=number,
-                    model=model,
-                    method=method,
-                    arm=arm,
-                    rows=rows[own],
-                    ranks=ranks,
-                    policy=f"{model.version}+{exploration.kind}" if exploration and randomised else model.version,
-                    score=s,
-                    click=click,
-                    utility=np.where(np.isnan(click), 0.0, click) * part.value[own],
-                )
-            )
+            policy = f"{model.version}+{exploration.kind}" if exploration and randomised else model.version
+            utility: Doubles = np.where(np.isnan(click), 0.0, click) * part.value[own]
+            rankings.append(RankedList(number, model, method, arm, rows[own], ranks, policy, s, click, utility))
     return rankings
 
 
-def _method_of(active: ActiveModels, model: ServedModel, lists: RequestLists, number: int) -> Method:
-    requested = lists.methods[number]
-    if requested is not None and requested not in model.methods:
-        place = f"queries.{number}.method" if lists.batch else "method"
-        detail = f"the model ranks by {', '.join(model.methods)}; got '{requested}'"
-        raise Problem(422, detail, [(place, "is not available")])
-    return active.method_of(model, requested)
-
-
-def _select(items: CandidateArrays, numbers: Sequence[int], count: int) -> tuple[Ints, CandidateArrays]:
-    """Return the rows of some lists of `count`, and these lists alone."""
-    if len(numbers) == count:
+def _select(items: CandidateArrays, numbers: Sequence[int]) -> tuple[Ints, CandidateArrays]:
+    """Return the rows of some lists, and these lists alone."""
+    if len(numbers) == len(items.offsets) - 1:
         return np.arange(len(items)), items
-    lengths = np.diff(items.offsets)[list(numbers)]
     rows = np.concatenate([np.arange(items.offsets[n], items.offsets[n + 1]) for n in numbers])
-    return rows, items.take(rows, np.append(0, np.cumsum(lengths)))
-
-
-def _best_rows(positions: Ints, offsets: Ints, most: int) -> list[Ints]:
-    """Return the rows of the best items of each list, best first."""
-    rows = np.empty_like(positions)
-    rows[np.repeat(offsets[:-1], np.diff(offsets)) + positions - 1] = np.arange(len(positions))
-    return [rows[start:end][:most] for start, end in pairwise(offsets.tolist())]
-
-
-def _explore(places: int, exploration: Exploration | None, rng: np.random.Generator | None) -> tuple[Ints, bool]:
-    if exploration is None or rng is None:
-        return np.arange(1, places + 1), False
-    return exploration.order(places, rng)
+    return rows, items.take(rows, np.append(0, np.cumsum(np.diff(items.offsets)[list(numbers)])))
 
 
 def _scores_and_clicks(
@@ -314,10 +255,9 @@ def _scores_and_clicks(
 
 def _clicks_from_top(table: Floats) -> Doubles:
     """Return P(click) `[m]` of items `[m, K]` shown from the top; NaN beyond K."""
-    m, K = table.shape
-    click = np.full(m, np.nan)
-    known = min(m, K)
-    click[:known] = np.exp(at_positions(table[:known], np.arange(1, known + 1)).astype(np.float64))
+    click = np.full(len(table), np.nan)
+    known = np.diagonal(table)
+    click[: len(known)] = np.exp(known.astype(np.float64))
     return click
 
 
@@ -357,23 +297,14 @@ def log_record(
     )
 
 
-_BEYOND_EVERY_PLACE = 1_000_000
-
-
 def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Explain the one list by the main model; returns the fields of a `wire_schemas.Explanation`.
-
-    Raises:
-        Problem: If an order contains an unknown item, or one twice, or has the name of a method.
-    """
+    """Explain the one list by the main model; returns the fields of a `wire_schemas.Explanation`."""
     model = active.main
     items = active.inputs_of(model, lists.items)
     table, scores = model.log_ctr(items), model.scores(items)
     places = min(lists.positions[0] or model.positions, model.positions)
-    positions: dict[str, Ints] = {
-        method: model.order(items, table, scores, method=method, positions=places) for method in model.methods
-    }
-    positions |= {name: _order_positions(name, ids, lists.item_ids, model.methods) for name, ids in orders.items()}
+    ranked = {each: model.order(items, table, scores, method=each, positions=places) for each in model.methods}
+    given = {name: _order_positions(name, ids, lists.item_ids, model.methods) for name, ids in orders.items()}
     clicks = np.minimum(np.exp(table[:, :places].astype(np.float64)), 1)  # a graph may round up to just above 1
     item_scores = [None] * len(items) if scores is None else scores.tolist()
     rows = zip(lists.item_ids, items.value.tolist(), item_scores, clicks.tolist(), strict=True)
@@ -382,23 +313,23 @@ def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequ
         "method": active.method_of(model),
         "positions": places,
         "items": [{"item_id": each, "value": v, "score": s, "clicks": c} for each, v, s, c in rows],
-        "orders": [_evaluate(name, order, clicks, items.value, lists.item_ids) for name, order in positions.items()],
+        "orders": [
+            _evaluate(name, order, clicks, items.value, lists.item_ids) for name, order in (ranked | given).items()
+        ],
     }
 
 
 def _order_positions(name: str, ids: Sequence[str], all_ids: Sequence[str], methods: Sequence[str]) -> Ints:
     """Return the position `[rows]` of each item in an order; items that it omits are not shown."""
-    rows = {each: row for row, each in enumerate(all_ids)}
+    rows, place = {each: row for row, each in enumerate(all_ids)}, f"orders.{name}"
     if name in methods:
-        raise Problem(422, f"'{name}' is a method; an order needs another name", [(f"orders.{name}", "is taken")])
+        raise Problem(422, f"'{name}' is a method; an order needs another name", [(place, "is taken")])
     for number, each in enumerate(ids):
         if each not in rows:
-            place = f"orders.{name}.{number}"
-            raise Problem(422, "an order must consist of candidates", [(place, "is not a candidate")])
+            raise Problem(422, "an order must consist of candidates", [(f"{place}.{number}", "is not a candidate")])
     if len(set(ids)) != len(ids):
-        place = f"orders.{name}"
         raise Problem(422, "an order must contain each candidate at most once", [(place, "contains one twice")])
-    positions = np.arange(len(all_ids)) + len(all_ids) + _BEYOND_EVERY_PLACE
+    positions = np.arange(len(all_ids)) + len(all_ids) + 1_000_000  # beyond every place
     positions[[rows[each] for each in ids]] = np.arange(1, len(ids) + 1)
     return positions
 
@@ -408,9 +339,5 @@ def _evaluate(name: str, positions: Ints, clicks: Doubles, value: Floats, ids: S
     utilities = utility_of_items(clicks[None], positions[None], value=value[None].astype(np.float64))[0]
     places = clicks.shape[1]
     shown = [int(row) for row in np.argsort(positions) if positions[row] <= places]
-    return {
-        "name": name,
-        "items": [ids[row] for row in shown],
-        "utility": float(utilities.sum()),
-        "utilities": [float(utilities[row]) for row in shown],
-    }
+    values = {"utility": float(utilities.sum()), "utilities": [float(utilities[row]) for row in shown]}
+    return {"name": name, "items": [ids[row] for row in shown], **values}

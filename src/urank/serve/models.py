@@ -11,7 +11,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,28 +33,21 @@ ARMS = ("A", "B")
 _READ_ATTEMPTS = 5
 _RETRY_SECONDS = 0.01
 
-Scorer = Callable[[CandidateArrays], NDArray[np.float32]]
+Floats = NDArray[np.float32]
+Scorer = Callable[[CandidateArrays], Floats]
+Columns = list[int] | slice
 
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model that was loaded and passed its smoke test.
+    """A model that was loaded and passed its smoke test."""
 
-    Attributes:
-        version: First digits of a hash of its files.
-        manifest: The manifest that `urank train` wrote.
-        featurizer: Its features.
-        clicks: ONNX session of its click model.
-        scorer: Computes scores; None if only a click model was trained.
-        loaded: When it was loaded, in seconds since 1970.
-    """
-
-    version: str
-    manifest: Mapping[str, Any]
+    version: str  # first digits of a hash of its files
+    manifest: Mapping[str, Any]  # as `urank train` wrote it
     featurizer: Featurizer
-    clicks: ort.InferenceSession
-    scorer: Scorer | None
-    loaded: float = field(default_factory=time.time)
+    clicks: ort.InferenceSession  # its click model
+    scorer: Scorer | None  # None if only a click model was trained
+    loaded: float = field(default_factory=time.time)  # seconds since 1970
 
     @property
     def name(self) -> str:
@@ -80,37 +74,29 @@ class ServedModel:
 
     @cached_property
     def numeric(self) -> list[str]:
-        """Names of the numeric features."""
         return [feature.name for feature in self.featurizer.numeric]
 
     @cached_property
     def categorical(self) -> list[str]:
-        """Names of the categorical features."""
         return [feature.name for feature in self.featurizer.categorical]
 
     def check_method(self, method: str) -> Method:
         """Return the method if the model has it; raise a `ConfigError` otherwise."""
-        known = next((each for each in self.methods if each == method), None)
-        if known is None:
-            raise ConfigError(f"the model ranks by {', '.join(self.methods)}; got '{method}'")
-        return known
+        for known in self.methods:
+            if known == method:
+                return known
+        raise ConfigError(f"the model ranks by {', '.join(self.methods)}; got '{method}'")
 
-    def log_ctr(self, items: CandidateArrays) -> NDArray[np.float32]:
+    def log_ctr(self, items: CandidateArrays) -> Floats:
         """Return log P(click | item, position) `[rows, K]`."""
         return _run(self.clicks, items)
 
-    def scores(self, items: CandidateArrays) -> NDArray[np.float32] | None:
+    def scores(self, items: CandidateArrays) -> Floats | None:
         """Return the score of each item `[rows]`; None without a scorer."""
         return None if self.scorer is None else self.scorer(items)
 
     def order(
-        self,
-        items: CandidateArrays,
-        table: NDArray[np.float32] | None,
-        scores: NDArray[np.float32] | None,
-        *,
-        method: Method,
-        positions: int,
+        self, items: CandidateArrays, table: Floats | None, scores: Floats | None, *, method: Method, positions: int
     ) -> NDArray[np.int64]:
         """Return the 1-based position `[rows]` of each item in its list when this many positions are shown.
 
@@ -151,26 +137,18 @@ class ModelSources:
     method: Method | None = None
     shadow: Path | None = None
     test: UserSplit | None = None
-    threads: int = 1
+    threads: int = 1  # of ONNX Runtime for each call
 
 
 @dataclass(frozen=True, eq=False)
 class ActiveModels:
-    """The models in use at one time.
+    """The models in use at one time."""
 
-    Attributes:
-        main: The model of arm A, or of all users.
-        shadow: A model whose rankings are only logged, if any.
-        other: The model of arm B, if there is a test.
-        test: The test.
-        default_method: Method unless a request asks for another; each model's own if None.
-    """
-
-    main: ServedModel
-    shadow: ServedModel | None = None
-    other: ServedModel | None = None
+    main: ServedModel  # the model of arm A, or of all users
+    shadow: ServedModel | None = None  # its rankings are only logged
+    other: ServedModel | None = None  # the model of arm B, if there is a test
     test: UserSplit | None = None
-    default_method: Method | None = None
+    default_method: Method | None = None  # unless a request asks for another; each model's own if None
 
     def __post_init__(self) -> None:
         for name in sorted(set(self.numeric) & set(self.categorical)):
@@ -210,75 +188,45 @@ class ActiveModels:
     def inputs_of(self, model: ServedModel, items: CandidateArrays) -> CandidateArrays:
         """Return the features of items that this model takes, in its order."""
         numeric, categorical = self._columns[id(model)]
-        if numeric is None and categorical is None:
-            return items
-        return CandidateArrays(
-            items.numeric if numeric is None else items.numeric[:, numeric],
-            items.categorical if categorical is None else items.categorical[:, categorical],
-            items.value,
-            items.offsets,
-        )
+        return replace(items, numeric=items.numeric[:, numeric], categorical=items.categorical[:, categorical])
 
     @cached_property
-    def _columns(self) -> dict[int, tuple[list[int] | None, list[int] | None]]:
+    def _columns(self) -> dict[int, tuple[Columns, Columns]]:
         return {
             id(model): (_columns(self.numeric, model.numeric), _columns(self.categorical, model.categorical))
             for model in self.models
         }
 
 
-def _columns(all_names: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Return the index of each name among all; None if they are the same."""
-    if list(all_names) == list(names):
-        return None
+def _columns(all_names: Sequence[str], names: Sequence[str]) -> Columns:
+    """Return the index of each name among all."""
     place = {name: number for number, name in enumerate(all_names)}
-    return [place[name] for name in names]
+    return slice(None) if list(all_names) == list(names) else [place[name] for name in names]
 
 
 def load_models(sources: ModelSources) -> ActiveModels:
-    """Load every model.
-
-    Raises:
-        DataError: If one is broken.
-        ConfigError: If one lacks the method of the server.
-    """
-    return ActiveModels(
-        main=load_served(sources.main, threads=sources.threads),
-        shadow=None if sources.shadow is None else load_served(sources.shadow, threads=sources.threads),
-        other=None if sources.test is None else load_served(sources.test.folder, threads=sources.threads),
-        test=sources.test,
-        default_method=sources.method,
-    )
+    """Load every model; raise a `DataError` if one is broken, a `ConfigError` if one lacks the server's method."""
+    folders = (sources.main, sources.shadow, None if sources.test is None else sources.test.folder)
+    main, shadow, other = (None if each is None else load_served(each, threads=sources.threads) for each in folders)
+    assert main is not None  # noqa: S101 - it always has a folder
+    return ActiveModels(main, shadow, other, sources.test, sources.method)
 
 
 def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
-    """Load an artifact of `urank train` and run a smoke test.
-
-    Args:
-        folder: The artifact.
-        threads: Threads of ONNX Runtime for each call.
-
-    Raises:
-        DataError: If it is not a model, is damaged, or fails the smoke test.
-    """
+    """Load an artifact of `urank train`; raise a `DataError` if it is no model, is damaged, or fails a smoke test."""
     folder = Path(folder)
     files = read_artifact(folder)
     try:
         manifest = json.loads(files["manifest.json"])
         featurizer = _featurizer(json.loads(files["features.json"]))
-        model = ServedModel(
-            version=artifact_version(files),
-            manifest=manifest,
-            featurizer=featurizer,
-            clicks=_session(files["clicks.onnx"], featurizer, threads),
-            scorer=_scorer(manifest["scorer"], files, featurizer, threads),
-        )
+        clicks = _session(files["clicks.onnx"], featurizer, threads)
+        scorer = _scorer(manifest["scorer"], files, featurizer, threads)
+        model = ServedModel(artifact_version(files), manifest, featurizer, clicks, scorer)
         _smoke_test(model)
-    except UrankError as error:
-        raise DataError(f"{folder} is damaged and cannot be served: {error}") from error
     except Exception as error:  # damaged graphs raise many kinds of errors
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{folder} is damaged and cannot be served ({type(error).__name__}: {reason})") from error
+        text = " ".join(str(error).split())[:200]
+        reason = f": {error}" if isinstance(error, UrankError) else f" ({type(error).__name__}: {text})"
+        raise DataError(f"{folder} is damaged and cannot be served{reason}") from error
     return model
 
 
@@ -294,9 +242,13 @@ def read_artifact(folder: Path) -> dict[str, bytes]:
                 raise
             time.sleep(_RETRY_SECONDS)  # between the removal of one folder and the rename of the next
             continue
-        files = _read_snapshot(folder, _file_names(manifest))
-        if files is not None and _is_json_of(files["manifest.json"], manifest):
-            return files
+        names, scorer = ["manifest.json", "features.json", "clicks.onnx"], manifest.get("scorer")
+        if isinstance(scorer, dict) and scorer:
+            names.append("scorer.txt" if scorer.get("family") == "trees" else "scorer.onnx")
+        files = _read_snapshot(folder, names)
+        with suppress(ValueError):
+            if files is not None and json.loads(files["manifest.json"]) == manifest:
+                return files
     raise DataError(f"{folder} changes while it is read")
 
 
@@ -309,14 +261,6 @@ def artifact_version(files: Mapping[str, bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _file_names(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the files that are needed to serve a model."""
-    names, scorer = ["manifest.json", "features.json", "clicks.onnx"], manifest.get("scorer")
-    if isinstance(scorer, dict) and scorer:
-        names.append("scorer.txt" if scorer.get("family") == "trees" else "scorer.onnx")
-    return names
-
-
 def _read_snapshot(folder: Path, names: Sequence[str]) -> dict[str, bytes] | None:
     """Read files as they are at one time; None if they are deleted or written to meanwhile.
 
@@ -327,21 +271,19 @@ def _read_snapshot(folder: Path, names: Sequence[str]) -> dict[str, bytes] | Non
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         before = _file_states(handle, names)
-        files = {name: _read_in(handle, name) for name in names}
+        files: dict[str, bytes] = {}
+        for name in names:
+            with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=handle)) as file:
+                files[name] = file.read()
         return files if _file_states(handle, names) == before else None
     except OSError as error:
         if handle != -1 and not _is_same_folder(folder, handle):
             return None
-        name = Path(str(error.filename)).name
-        raise DataError(f"{folder} cannot be served: {name} cannot be read ({error.strerror})") from error
+        missing = Path(str(error.filename)).name
+        raise DataError(f"{folder} cannot be served: {missing} cannot be read ({error.strerror})") from error
     finally:
         if handle != -1:
             os.close(handle)
-
-
-def _read_in(handle: int, name: str) -> bytes:
-    with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=handle)) as file:
-        return file.read()
 
 
 def _file_states(handle: int, names: Sequence[str]) -> list[tuple[int, int, int]]:
@@ -350,17 +292,9 @@ def _file_states(handle: int, names: Sequence[str]) -> list[tuple[int, int, int]
 
 
 def _is_same_folder(folder: Path, handle: int) -> bool:
-    try:
+    with suppress(OSError):
         return os.path.samestat(folder.stat(), os.fstat(handle))
-    except OSError:
-        return False
-
-
-def _is_json_of(content: bytes, value: Any) -> bool:
-    try:
-        return bool(json.loads(content) == value)
-    except ValueError:
-        return False
+    return False
 
 
 def _featurizer(values: Mapping[str, Any]) -> Featurizer:
@@ -389,15 +323,12 @@ def _session(graph: bytes, featurizer: Featurizer, threads: int) -> ort.Inferenc
     return session
 
 
-def _run(session: ort.InferenceSession, items: CandidateArrays) -> NDArray[np.float32]:
+def _run(session: ort.InferenceSession, items: CandidateArrays) -> Floats:
     """Return the only output of a graph."""
-    feed: dict[str, NDArray[Any]] = {}
-    for entry in session.get_inputs():
-        if entry.name == "categorical" and entry.type != "tensor(string)":  # a model without categorical features
-            feed[entry.name] = np.zeros((len(items), 0), dtype=np.int64)
-        else:
-            feed[entry.name] = getattr(items, entry.name)
-    result: NDArray[np.float32] = session.run(None, feed)[0]
+    feed: dict[str, NDArray[Any]] = {entry.name: getattr(items, entry.name) for entry in session.get_inputs()}
+    if not items.categorical.shape[1] and "categorical" in feed:  # graphs of such models take integers
+        feed["categorical"] = np.zeros((len(items), 0), dtype=np.int64)
+    result: Floats = session.run(None, feed)[0]
     return result
 
 
@@ -406,23 +337,17 @@ def _scorer(
 ) -> Scorer | None:
     if entry is None:
         return None
-    if entry["family"] == "trees":
-        return _tree_scorer(files["scorer.txt"].decode("utf-8"), featurizer, takes_value=entry["takes_value"])
-    session = _session(files["scorer.onnx"], featurizer, threads)
-    return lambda items: _run(session, items)
-
-
-def _tree_scorer(text: str, featurizer: Featurizer, *, takes_value: bool) -> Scorer:
+    if entry["family"] != "trees":
+        session = _session(files["scorer.onnx"], featurizer, threads)
+        return lambda items: _run(session, items)
     from urank.learning.lightgbm_data import TreeModel  # LightGBM is slow to import, and most models do not need it
 
+    text, extra = files["scorer.txt"].decode("utf-8"), "value" if entry["takes_value"] else None
     _refuse_truncated_trees(text)
-    extra = "value" if takes_value else None
     model = TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
-    vocabularies = [
-        {word: number for number, word in enumerate(feature.vocabulary, 1)} for feature in featurizer.categorical
-    ]
+    vocabularies = [{word: code for code, word in enumerate(each.vocabulary, 1)} for each in featurizer.categorical]
 
-    def scores(items: CandidateArrays) -> NDArray[np.float32]:
+    def scores(items: CandidateArrays) -> Floats:
         codes = np.zeros(items.categorical.shape, dtype=np.int64)  # 0 is unknown or missing
         for place, vocabulary in enumerate(vocabularies):
             codes[:, place] = [vocabulary.get(word, 0) for word in items.categorical[:, place]]
@@ -451,12 +376,9 @@ def _smoke_test(model: ServedModel) -> None:
     if not isinstance(name, str) or type(positions) is not int:
         raise DataError(f"the name must be text, and the positions an integer; got {name!r} and {positions!r}")
     model.check_method(model.manifest["method"])
-    items = CandidateArrays(
-        np.full((2, len(model.numeric)), np.nan, dtype=np.float32),
-        np.full((2, len(model.categorical)), MISSING, dtype=object),
-        np.ones(2, dtype=np.float32),
-        np.array([0, 2]),
-    )
+    numeric = np.full((2, len(model.numeric)), np.nan, dtype=np.float32)
+    categorical = np.full((2, len(model.categorical)), MISSING, dtype=object)
+    items = CandidateArrays(numeric, categorical, np.ones(2, dtype=np.float32), np.array([0, 2]))
     table, scores = model.log_ctr(items), model.scores(items)
     if table.shape != (2, model.positions) or not (table <= 1e-4).all():
         raise DataError(f"the click model must return log probabilities of shape [2, {model.positions}]; it does not")

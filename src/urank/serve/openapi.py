@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBat
 from urank.ranking.matching import METHODS
 from urank.serve.playground import html_page
 from urank.serve.request_arrays import ARROW_TYPE
-from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody, request_models
+from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody
 from urank.serve.security import OPEN_PATHS
 from urank.serve.service import METRICS_TYPE, Service
 
@@ -53,6 +52,7 @@ _REFUSALS = {
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MAX_SCHEMA_LINES = 80
+_TEMPLATES = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
 
 
 def describe(app: FastAPI, service: Service) -> dict[str, Any]:
@@ -60,13 +60,12 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, summary=app.summary
     )
-    bodies = request_models(service.context.mixed, service.config.limits)
-    models = {**bodies, **{model.__name__: model for model in _ANSWERS}}
+    models = {**service.context.bodies, **{model.__name__: model for model in _ANSWERS}}
     chosen = [(model, "validation") for model in models.values()]
     references, schemas = models_json_schema(chosen, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    components = dict(schemas.get("$defs", {}))
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    components.update(schemas.get("$defs", {}))
     _describe_features(components, service)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     if service.config.key is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
@@ -83,16 +82,12 @@ def describe(app: FastAPI, service: Service) -> dict[str, Any]:
 
 
 def _describe_operation(path: str, operation: dict[str, Any], refs: Mapping[str, str]) -> None:
-    if parameters := re.findall(r"{(\w+)}", path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}
-            for name in parameters
-        ]
-    content: dict[str, Any]
+    if names := re.findall(r"{(\w+)}", path):
+        number = {"type": "string", "pattern": "^[0-9]{1,9}$"}
+        operation["parameters"] = [{"name": each, "in": "path", "required": True, "schema": number} for each in names]
     if path not in OPERATIONS:
-        content = {JSON: {"schema": {"type": "object"}}}
-        if path == "/metrics":
-            content = {METRICS_TYPE: {"schema": {"type": "string"}}}
+        metrics: dict[str, Any] = {METRICS_TYPE: {"schema": {"type": "string"}}}
+        content = metrics if path == "/metrics" else {JSON: {"schema": {"type": "object"}}}
         operation["responses"]["200"] = {"description": "Success.", "content": content}
         return
     bodies, status, answers = OPERATIONS[path]
@@ -124,54 +119,20 @@ def _describe_features(components: dict[str, Any], service: Service) -> None:
                 "additionalProperties": service.config.ignore_unknown,
                 "description": fields["features"].get("description", ""),
             }
-        if "candidates" in fields:
-            fields["candidates"]["maxItems"] = limits.candidates
-        if "queries" in fields:
-            fields["queries"]["maxItems"] = limits.queries
+        for name, most in (("candidates", limits.candidates), ("queries", limits.queries)):
+            if name in fields:
+                fields[name]["maxItems"] = most
         if fields.get("method", {}).get("type") == "string":  # of an answer: clients accept any text
             fields["method"]["enum"] = list(METHODS)
 
 
 def docs_page(document: dict[str, Any]) -> Response:
     """Return the page of an OpenAPI document."""
-    operations = [
-        {
-            "method": method.upper(),
-            "path": path,
-            "summary": operation.get("summary", ""),
-            "takes": [
-                (content_type, _schema_names(content))
-                for content_type, content in operation.get("requestBody", {}).get("content", {}).items()
-            ],
-            "gives": [
-                (
-                    status,
-                    [name for content in response.get("content", {}).values() for name in _schema_names(content)],
-                    response.get("description", ""),
-                )
-                for status, response in sorted(operation["responses"].items())
-            ],
-        }
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-    ]
     schemas = {name: _schema_text(schema) for name, schema in sorted(document["components"]["schemas"].items())}
-    return html_page(_template().render(info=document["info"], operations=operations, schemas=schemas))
-
-
-def _schema_names(content: dict[str, Any]) -> list[str]:
-    schema = content.get("schema", {})
-    parts = [schema, *schema.get("anyOf", [])]
-    return [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+    return html_page(_TEMPLATES.get_template("docs.html").render(document=document, schemas=schemas))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:
     lines = json.dumps(schema, indent=2, ensure_ascii=False).splitlines()
     more = len(lines) - _MAX_SCHEMA_LINES
     return "\n".join([*lines[:_MAX_SCHEMA_LINES], *([f"… {more} more lines in /openapi.json"] if more > 0 else [])])
-
-
-@cache
-def _template() -> Any:
-    environment = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
-    return environment.get_template("docs.html")

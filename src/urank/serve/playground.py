@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import islice
 from typing import Any
 
 import polars as pl
@@ -39,19 +38,13 @@ class PlaygroundSample:
 def read_samples(
     source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MAX_SAMPLES
 ) -> list[PlaygroundSample]:
-    """Read the first list of each of the first queries of a log.
-
-    Args:
-        source: Anything that `urank.read` takes.
-        numeric, categorical: Features that the log must have.
-        most: Largest number of lists.
-    """
+    """Read the first list of each of the first queries of a log (as for `urank.read`), which must have the features."""
     log = read(source)
     known = {*log.schema.named("numeric"), *log.schema.named("categorical")}
     absent = [name for name in (*numeric, *categorical) if name not in known]
     if absent:
         raise ConfigError(f"--sample {source} must have the features of the model; it lacks '{absent[0]}'")
-    frame = next(frame for frame, _ in islice(log.batches(), 1))
+    frame, _ = next(iter(log.batches()))
     if "session_id" in frame.columns:  # other lists of a query usually have the same items
         frame = frame.filter(pl.col("session_id") == pl.col("session_id").first().over("query_id"))
     groups = frame.partition_by("query_id", maintain_order=True)[:most]
@@ -75,16 +68,10 @@ def _sample(group: pl.DataFrame, numeric: Sequence[str], categorical: Sequence[s
 def _ids(group: pl.DataFrame) -> list[str]:
     """Return unique item ids: with the position where one occurs twice, the position alone if the log has none."""
     if "item_id" not in group.columns:
-        return [f"item {position}" for position in group["position"].to_list()]
+        return [f"item {position}" for position in group["position"]]
     ids = [str(each) for each in group["item_id"].to_list()]
     counts = Counter(ids)
-    positions = group["position"].to_list()
-    return [each if counts[each] == 1 else f"{each} at {k}" for each, k in zip(ids, positions, strict=True)]
-
-
-def playground_page() -> Response:
-    """Return the playground."""
-    return html_page(_playground())
+    return [each if counts[each] == 1 else f"{each} at {k}" for each, k in zip(ids, group["position"], strict=True)]
 
 
 def html_page(page: str) -> Response:
@@ -93,16 +80,16 @@ def html_page(page: str) -> Response:
 
 
 @cache
-def _playground() -> str:
+def playground() -> str:
+    """Return the page of the playground."""
     return files("urank.serve").joinpath("playground.html").read_text(encoding="utf-8")
 
 
 @cache
 def _policy(page: str) -> str:
-    scripts, styles = (_hashes(page, tag) for tag in ("script", "style"))
     return (
-        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src {_hashes(page, 'script')}; style-src {_hashes(page, 'style')}; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 

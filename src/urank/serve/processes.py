@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from types import FrameType
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from urank.errors import ConfigError, UrankError
 from urank.serve.server_settings import ServeConfig
@@ -44,33 +42,25 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
     return sock
 
 
-@dataclass(frozen=True)
-class Worker:
-    """One of several worker processes.
-
-    Attributes:
-        number: Index of the worker.
-        socket: File descriptor of the shared socket.
-        pipe: File descriptor on which it reports that it serves.
-        parent: Process id of the supervisor.
-    """
+class Worker(NamedTuple):
+    """One of several worker processes."""
 
     number: int
-    socket: int
-    pipe: int
-    parent: int
+    socket: int  # file descriptor of the shared socket
+    pipe: int  # file descriptor on which it reports that it serves
+    parent: int  # process id of the supervisor
 
     @classmethod
     def from_environment(cls) -> Worker | None:
@@ -78,14 +68,11 @@ class Worker:
         text = os.environ.pop(WORKER, "")
         return cls(*map(int, text.split(":"))) if text else None
 
-    def __str__(self) -> str:
-        return f"{self.number}:{self.socket}:{self.pipe}:{self.parent}"
-
     def serve(self, config: ServeConfig, *, access_log: bool) -> None:
         """Serve until a signal arrives or the supervisor is gone."""
         try:
             with socket.socket(fileno=self.socket) as sock:
-                _run(config, sock, access_log=access_log, ready=self._report_ready, worker=self)
+                _run(config, sock, access_log, self._report_ready, self)
         except UrankError:
             if self.number == 0:
                 raise
@@ -105,36 +92,20 @@ def serve(
     access_log: bool = False,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal arrives.
+    """Serve until a signal arrives, and call `ready` when requests are served.
 
-    Args:
-        config: Settings.
-        sock: Listening socket.
-        command: Command line that starts a worker, if there are several; it must call `Worker.serve`.
-        workers: Number of processes.
-        access_log: Write a line for every request to standard output.
-        ready: Called when requests are served.
-
-    Raises:
-        UrankError: If the models cannot be loaded.
+    Several workers are started by the command line `command`, which must call `Worker.serve`. The `access_log` is a
+    line for every request on standard output. Raise a `UrankError` if the models cannot be loaded.
     """
     if workers == 1:
-        _run(config, sock, access_log=access_log, ready=ready)
+        _run(config, sock, access_log, ready)
         return
-    shared = tempfile.mkdtemp(prefix="urank-metrics-")
-    try:
+    with TemporaryDirectory(prefix="urank-metrics-", ignore_cleanup_errors=True) as shared:
         _Supervisor(sock, workers, command, shared).run(ready)
-    finally:
-        shutil.rmtree(shared, ignore_errors=True)
 
 
 def _run(
-    config: ServeConfig,
-    sock: socket.socket,
-    *,
-    access_log: bool,
-    ready: Callable[[], None],
-    worker: Worker | None = None,
+    config: ServeConfig, sock: socket.socket, access_log: bool, ready: Callable[[], None], worker: Worker | None = None
 ) -> None:
     """Serve in this process."""
     reloads: list[int] = []  # a SIGHUP while the models are loaded must neither be lost nor end the process
@@ -151,12 +122,8 @@ def _run(
             await super().startup(sockets)
             ready()
 
-    app = build_app(
-        config,
-        compacts=worker is None or worker.number == 0,
-        parent=None if worker is None else worker.parent,
-        reload_pending=lambda: bool(reloads),
-    )
+    compacts, parent = (True, None) if worker is None else (worker.number == 0, worker.parent)
+    app = build_app(config, compacts=compacts, parent=parent, reloads=reloads)
     settings = uvicorn.Config(
         app,
         http=HeaderLimitProtocol,
@@ -180,43 +147,35 @@ def _run(
     server.run(sockets=[sock])
 
 
-@dataclass(frozen=True, eq=False)
-class _Child:
-    number: int
-    started: float
-    process: subprocess.Popen[bytes]
-
-
 class _Supervisor:
     """Starts several workers, forwards signals to them, and replaces those that die."""
 
     def __init__(self, sock: socket.socket, workers: int, command: Sequence[str], shared: str) -> None:
-        self.sock = sock
-        self.count = workers
-        self.command = command
-        self.shared = shared
-        self.children: list[_Child] = []
-        self.ending = False
-        self.code = 0
+        self.sock, self.count, self.command, self.shared = sock, workers, command, shared
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self.started: dict[int, float] = {}
+        self.ending, self.code = False, 0
 
     def run(self, ready: Callable[[], None]) -> None:
         """Run until all workers have ended."""
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(each, self._handle_signal)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        signal.signal(signal.SIGHUP, lambda *_: self._forward(signal.SIGHUP))
         reports, pipe = os.pipe()
         os.set_blocking(reports, False)
         try:
-            for number in range(self.count):
-                self._start(number, pipe)
+            for worker in range(self.count):
+                self._start(worker, pipe)
             serving = 0
             while self.children:
                 if serving < self.count:
-                    serving += len(_read(reports))
+                    with suppress(BlockingIOError):
+                        serving += len(os.read(reports, 4_096))
                     if serving == self.count:
                         ready()
-                for child in list(self.children):
-                    if child.process.poll() is not None:
-                        self._replace(child, pipe)
+                for worker, process in list(self.children.items()):
+                    if process.poll() is not None:
+                        self._replace(worker, process, pipe)
                 time.sleep(POLL_SECONDS)
         finally:
             self._forward(signal.SIGTERM)
@@ -225,59 +184,41 @@ class _Supervisor:
 
     def _start(self, number: int, pipe: int) -> None:
         worker = Worker(number, self.sock.fileno(), pipe, os.getpid())
-        variables = {**os.environ, WORKER: str(worker), "PROMETHEUS_MULTIPROC_DIR": self.shared}
+        variables = {**os.environ, WORKER: ":".join(map(str, worker)), "PROMETHEUS_MULTIPROC_DIR": self.shared}
         # SIGHUP would end a process without a handler, so a worker starts with it blocked.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         process = subprocess.Popen(  # noqa: S603 - the command comes from the caller, not from a user
             list(self.command), env=variables, pass_fds=[worker.socket, pipe]
         )
-        self.children.append(_Child(number, time.monotonic(), process))
+        self.children[number], self.started[number] = process, time.monotonic()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if self.ending:  # a signal before it was listed did not reach it
             process.terminate()
 
-    def _replace(self, child: _Child, pipe: int) -> None:
+    def _replace(self, number: int, process: subprocess.Popen[bytes], pipe: int) -> None:
         """Start a new worker after one died, unless all are ending."""
-        self.children.remove(child)
-        _remove_gauges(child.process.pid, self.shared)
+        from prometheus_client.multiprocess import mark_process_dead
+
+        del self.children[number]
+        mark_process_dead(process.pid, self.shared)  # type: ignore[no-untyped-call]  # its counters stay
         if self.ending:
             return
-        if child.process.returncode in REFUSALS:
+        if process.returncode in REFUSALS:
             self.code = 2
-            for first in (each for each in self.children if each.number == 0):  # it reports the reason
+            if (first := self.children.get(0)) is not None:  # it reports the reason
                 with suppress(subprocess.TimeoutExpired):
-                    first.process.wait(GRACE_SECONDS)
+                    first.wait(GRACE_SECONDS)
             self._end()
             return
-        logger.error("worker %d ended (%s); starting another", child.number, child.process.returncode)
-        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - child.started)))
+        logger.error("worker %d ended (%s); starting another", number, process.returncode)
+        time.sleep(max(0.0, RESTART_SECONDS - (time.monotonic() - self.started[number])))
         if not self.ending:  # a signal may have arrived meanwhile
-            self._start(child.number, pipe)
-
-    def _handle_signal(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._forward(signal.SIGHUP)
-        else:
-            self._end()
+            self._start(number, pipe)
 
     def _end(self) -> None:
         self.ending = True
         self._forward(signal.SIGTERM)
 
     def _forward(self, number: signal.Signals) -> None:
-        for child in self.children:
-            child.process.send_signal(number)
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 4_096)
-    except BlockingIOError:
-        return b""
-
-
-def _remove_gauges(pid: int, shared: str) -> None:
-    """Remove the gauges of a worker that ended; its counters stay."""
-    from prometheus_client.multiprocess import mark_process_dead
-
-    mark_process_dead(pid, shared)  # type: ignore[no-untyped-call]
+        for process in self.children.values():
+            process.send_signal(number)

@@ -47,19 +47,12 @@ NamedLists = Sequence[tuple[str, Sequence[Candidate[Any]]]]
 
 @dataclass(frozen=True, eq=False)
 class CandidateArrays:
-    """Candidates of one list after the other, a row for each.
+    """Candidates of one list after the other, a row for each."""
 
-    Attributes:
-        numeric: `[rows, F]` raw numbers, NaN if missing.
-        categorical: `[rows, C]` text, `MISSING` if missing.
-        value: `[rows]`, the value of a click.
-        offsets: `[lists + 1]`, the first row of each list.
-    """
-
-    numeric: NDArray[np.float32]
-    categorical: NDArray[np.object_]
-    value: NDArray[np.float32]
-    offsets: NDArray[np.int64]
+    numeric: NDArray[np.float32]  # [rows, F] raw numbers, NaN if missing
+    categorical: NDArray[np.object_]  # [rows, C] text, `MISSING` if missing
+    value: NDArray[np.float32]  # [rows], the value of a click
+    offsets: NDArray[np.int64]  # [lists + 1], the first row of each list
 
     def __len__(self) -> int:
         return len(self.numeric)
@@ -71,58 +64,41 @@ class CandidateArrays:
 
 @dataclass(frozen=True, eq=False)
 class RequestLists:
-    """The lists of a request.
-
-    Attributes:
-        query_ids, user_ids, positions, methods: Of each list; None where the request has none.
-        item_ids: Of each row of `items`.
-        items: The candidates of all lists.
-        has_values: Whether each list came with values.
-        batch: Whether refusals locate errors as in a batch, which may have a single list.
-    """
+    """The lists of a request: properties of each list, None where the request has none, and their candidates."""
 
     query_ids: Sequence[str]
     user_ids: Sequence[str | None]
     positions: Sequence[int | None]
     methods: Sequence[Method | None]
-    item_ids: Sequence[str]
+    item_ids: Sequence[str]  # of each row of `items`
     items: CandidateArrays
-    has_values: Sequence[bool]
-    batch: bool = True
+    has_values: Sequence[bool]  # whether each list came with values
+    batch: bool = True  # whether refusals locate errors as in a batch, which may have a single list
 
     def __len__(self) -> int:
         return len(self.query_ids)
 
+    def problem(self, number: int, field: str, detail: str, problem: str) -> Problem:
+        """Return the refusal of a field of a list."""
+        return Problem(422, detail, [(f"queries.{number}.{field}" if self.batch else field, problem)])
+
 
 class CandidateReader:
-    """Converts candidates to arrays for models with these features.
-
-    Args:
-        numeric, categorical: Names of the features, in the order of the arrays.
-        limits: Limits of requests.
-        ignore_unknown: Accept candidates with other features.
-    """
+    """Converts candidates to arrays with these features in this order; `ignore_unknown` accepts others as well."""
 
     def __init__(
         self, numeric: Sequence[str], categorical: Sequence[str], limits: Limits, *, ignore_unknown: bool = False
     ) -> None:
-        self.numeric = tuple(numeric)
-        self.categorical = tuple(categorical)
-        self.limits = limits
-        self.ignore_unknown = ignore_unknown
-        self._get_numbers = _getter(self.numeric)
-        self._get_categories = _getter(self.categorical)
+        self.numeric, self.categorical = tuple(numeric), tuple(categorical)
+        self.limits, self.ignore_unknown = limits, ignore_unknown
+        self._get_numbers, self._get_categories = _getter(self.numeric), _getter(self.categorical)
         self._pack = struct.Struct(f"={len(self.numeric)}f").pack
 
-    def lists(self, queries: Sequence[RankQuery[Any]], *, batch: bool) -> RequestLists:
-        """Read the lists of a JSON request.
-
-        Raises:
-            Problem: If there are too many, an item occurs twice in a list, or features differ from those of the model.
-        """
+    def lists(self, queries: Sequence[RankQuery[Any] | ExplainQuery[Any]], *, batch: bool) -> RequestLists:
+        """Read the lists of a JSON request; too many, repeated items and wrong features are refused."""
         named = [(f"queries.{number}." if batch else "", query.candidates) for number, query in enumerate(queries)]
         return RequestLists(
-            query_ids=[query.query_id for query in queries],
+            query_ids=[query.query_id or "" for query in queries],
             user_ids=[query.user_id for query in queries],
             positions=[query.positions for query in queries],
             methods=[query.method for query in queries],
@@ -132,17 +108,6 @@ class CandidateReader:
             batch=batch,
         )
 
-    def explain_list(self, query: ExplainQuery[Any]) -> RequestLists:
-        """Read the one list of a request to explain."""
-        rank_query = RankQuery[Any].model_construct(
-            query_id=query.query_id or "",
-            user_id=None,
-            positions=query.positions,
-            method=None,
-            candidates=query.candidates,
-        )
-        return self.lists([rank_query], batch=False)
-
     def _items(self, named: NamedLists) -> CandidateArrays:
         for prefix, candidates in named:
             _check_sizes([len(candidates)], self.limits, prefix)
@@ -150,16 +115,17 @@ class CandidateReader:
         _check_sizes([len(candidates) for _, candidates in named], self.limits)
         rows = [candidate.features for _, candidates in named for candidate in candidates]
         try:
-            numeric, categorical = self._numeric(rows), self._categorical(rows)
+            numeric = self._numeric(rows)
+            texts = [[category_text(each) for each in self._get_categories(row)] for row in rows]
         except (KeyError, TypeError, ValueError, OverflowError, struct.error):
             raise self._wrong_features(named) from None
         width = len(self.numeric) + len(self.categorical)
         if not self.ignore_unknown and any(len(row) != width for row in rows):
             raise self._wrong_features(named)
-        values = [candidate.value for _, candidates in named for candidate in candidates]
-        value = np.array([1.0 if each is None else each for each in values], dtype=np.float32)
+        values = [1.0 if each.value is None else each.value for _, candidates in named for each in candidates]
         offsets = np.cumsum([0, *(len(candidates) for _, candidates in named)])
-        return CandidateArrays(numeric, categorical, value, offsets)
+        categorical = np.array(texts, dtype=object).reshape(len(rows), len(self.categorical))
+        return CandidateArrays(numeric, categorical, np.array(values, dtype=np.float32), offsets)
 
     def _numeric(self, rows: Sequence[Features]) -> NDArray[np.float32]:
         pack, numbers = self._pack, self._get_numbers
@@ -172,32 +138,24 @@ class CandidateReader:
                 packed = [pack(*[_NAN if each is None else each for each in numbers(row)]) for row in rows]
         return np.frombuffer(b"".join(packed), dtype=np.float32).reshape(len(rows), len(self.numeric))
 
-    def _categorical(self, rows: Sequence[Features]) -> NDArray[np.object_]:
-        texts = np.empty((len(rows), len(self.categorical)), dtype=object)
-        if self.categorical:
-            texts[:] = [[category_text(each) for each in self._get_categories(row)] for row in rows]
-        return texts
-
     def _wrong_features(self, named: NamedLists) -> Problem:
         """Locate the first wrong features."""
         errors: list[tuple[str, str]] = []
         for prefix, candidates in named:
             for number, candidate in enumerate(candidates):
-                place = f"{prefix}candidates.{number}.features"
-                errors += [(f"{place}.{name}", problem) for name, problem in self._errors_of(candidate.features)]
+                errors += self._errors_of(candidate.features, f"{prefix}candidates.{number}.features")
                 if len(errors) >= MAX_ERRORS:
                     break
         return Problem(422, "the features are not those of the model; see /v1/model", errors)
 
-    def _errors_of(self, row: Features) -> list[tuple[str, str]]:
+    def _errors_of(self, row: Features, place: str) -> list[tuple[str, str]]:
         known = {*self.numeric, *self.categorical}
         errors = [(name, "is required; send null if it is missing") for name in known.difference(row)]
         if not self.ignore_unknown:
             errors += [(name[:100], "is not a feature of the model") for name in row if name not in known]
-        for name in self.numeric:
-            if name in row and not _is_float32(row[name]):
-                errors.append((name, "must be a number that fits 32 bits, or null"))
-        return sorted(errors)
+        numbers = [name for name in self.numeric if name in row and not _is_float32(row[name])]
+        errors += [(name, "must be a number that fits 32 bits, or null") for name in numbers]
+        return [(f"{place}.{name}", problem) for name, problem in sorted(errors)]
 
 
 def _check_sizes(lengths: Sequence[int], limits: Limits, prefix: str = "") -> None:
@@ -211,14 +169,11 @@ def _check_sizes(lengths: Sequence[int], limits: Limits, prefix: str = "") -> No
 
 
 def _check_item_ids(ids: Sequence[str], prefix: str) -> None:
-    if len(set(ids)) == len(ids):
-        return
     seen: dict[str, int] = {}
     for number, each in enumerate(ids):
-        if each in seen:
-            places = [(f"{prefix}candidates.{number}.item_id", f"is the same as in {prefix}candidates.{seen[each]}")]
+        if (first := seen.setdefault(each, number)) != number:
+            places = [(f"{prefix}candidates.{number}.item_id", f"is the same as in {prefix}candidates.{first}")]
             raise Problem(422, "an item must occur only once in a list", places)
-        seen[each] = number
 
 
 def category_text(value: str | bool | float | None) -> str:
@@ -239,11 +194,9 @@ def category_text(value: str | bool | float | None) -> str:
 
 
 def _number(value: Any) -> float:
-    if value is None:
-        return _NAN
     if isinstance(value, str | bool):
         raise TypeError
-    return float(value)
+    return _NAN if value is None else float(value)
 
 
 def _is_float32(value: Any) -> bool:
@@ -257,9 +210,7 @@ def _is_float32(value: Any) -> bool:
 
 def _getter(names: Sequence[str]) -> Callable[[Features], tuple[Any, ...]]:
     """Return a function that picks these values, always as a tuple."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda row: tuple(row[name] for name in names)
+    return itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
 
 
 _MAX_MESSAGES = 10_000
@@ -274,16 +225,11 @@ _SHARED_TYPES = frozenset({pa.string_view().id, pa.dictionary(pa.int8(), pa.stri
 
 
 def read_arrow(body: bytes, reader: CandidateReader) -> RequestLists:
-    """Read the lists of an Arrow stream.
-
-    Raises:
-        Problem: If it is not a stream, or violates a rule that also holds for JSON.
-    """
+    """Read the lists of an Arrow stream, under the same rules as JSON."""
     table = _read_table(body, reader)
     queries, item_ids = _texts(table, "query_id"), _texts(table, "item_id")
-    offsets = offsets_of_runs(
-        table["query_id"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    )
+    codes = table["query_id"].combine_chunks().dictionary_encode().indices
+    offsets = offsets_of_runs(codes.to_numpy(zero_copy_only=False))
     _check_sizes(np.diff(offsets).tolist(), reader.limits)
     first = offsets[:-1].tolist()
     query_ids = [queries[row] for row in first]
@@ -301,7 +247,7 @@ def read_arrow(body: bytes, reader: CandidateReader) -> RequestLists:
         items=CandidateArrays(
             _numeric_matrix(table, reader.numeric), _categories(table, reader.categorical), _values(table), offsets
         ),
-        has_values=[_has(table, "value")] * len(first),
+        has_values=["value" in table.column_names] * len(first),
         batch=False,  # errors are located by column, whatever the number of lists
     )
 
@@ -364,13 +310,8 @@ def _flatbuffer_table(buffer: bytes, table: int, field: int) -> int | None:
     """Return the offset of the table that is a field of another; None if the field is absent."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     size = struct.unpack_from("<H", buffer, vtable)[0]
-    if 4 + 2 * field >= size:
-        return None
-    offset = struct.unpack_from("<H", buffer, vtable + 4 + 2 * field)[0]
-    if offset == 0:
-        return None
-    start = table + offset
-    return int(start + struct.unpack_from("<I", buffer, start)[0])
+    offset = struct.unpack_from("<H", buffer, vtable + 4 + 2 * field)[0] if 4 + 2 * field < size else 0
+    return int(table + offset + struct.unpack_from("<I", buffer, table + offset)[0]) if offset else None
 
 
 def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
@@ -380,15 +321,12 @@ def _refuse_inflated(table: pa.Table, limits: Limits) -> None:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if not (kind.id in _NUMBER_TYPES or kind.id in _TEXT_TYPES or pa.types.is_boolean(kind)):
             raise Problem(422, "a column must contain numbers or texts", [(field.name, _is_type(field.type))])
-        if field.type.id not in _SHARED_TYPES:
-            continue
-        for chunk in table.column(place).chunks:
-            if pa.types.is_dictionary(chunk.type):
-                total += int(_text_bytes(chunk.dictionary).sum())
-                lengths = pa.array(_text_bytes(chunk.dictionary)).take(chunk.indices)
-                total += pc.sum(lengths).as_py() or 0
-            elif pa.types.is_string_view(chunk.type):
-                total += int(_text_bytes(chunk).sum())
+        for chunk in table.column(place).chunks if field.type.id in _SHARED_TYPES else ():
+            texts = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+            lengths = _text_bytes(texts)
+            total += int(lengths.sum())
+            if texts is not chunk:
+                total += pc.sum(pa.array(lengths).take(chunk.indices)).as_py() or 0
     if total > limits.body_bytes:
         raise Problem(413, f"the texts of a stream have at most {limits.body_bytes} bytes in total, as a body has")
 
@@ -406,12 +344,12 @@ def _text_bytes(texts: pa.Array) -> NDArray[np.int64]:
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert a column from dictionaries and views, which not all of Arrow's functions support."""
-    if pa.types.is_dictionary(column.type):
-        kind = pa.large_string() if column.type.value_type.id in _TEXT_TYPES else column.type.value_type
-        return pa.chunked_array([_cast(chunk.dictionary, kind).take(chunk.indices) for chunk in column.chunks], kind)
-    if pa.types.is_string_view(column.type):
-        return pa.chunked_array([_cast(chunk, pa.large_string()) for chunk in column.chunks], pa.large_string())
-    return column
+    if column.type.id not in _SHARED_TYPES:
+        return column
+    coded = pa.types.is_dictionary(column.type)
+    kind = column.type.value_type if coded and column.type.value_type.id not in _TEXT_TYPES else pa.large_string()
+    chunks = [_cast(each.dictionary, kind).take(each.indices) if coded else _cast(each, kind) for each in column.chunks]
+    return pa.chunked_array(chunks, kind)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -427,9 +365,9 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _numeric_matrix(table: pa.Table, names: Sequence[str]) -> NDArray[np.float32]:
     numeric = _matrix(table.select(list(names)))
-    if np.isinf(numeric).any():
-        place = int(np.isinf(numeric).any(axis=0).argmax())
-        raise Problem(422, "numbers must be finite and fit 32 bits", [(names[place], "is infinite")])
+    if (infinite := np.isinf(numeric).any(axis=0)).any():
+        name = names[int(infinite.argmax())]
+        raise Problem(422, "numbers must be finite and fit 32 bits", [(name, "is infinite")])
     return numeric
 
 
@@ -459,7 +397,7 @@ def _categories(table: pa.Table, names: Sequence[str]) -> NDArray[np.object_]:
 
 
 def _values(table: pa.Table) -> NDArray[np.float32]:
-    if not _has(table, "value"):
+    if "value" not in table.column_names:
         return np.ones(table.num_rows, dtype=np.float32)
     values = _matrix(table.select(["value"]))[:, 0].copy()
     if table["value"].null_count:
@@ -484,10 +422,8 @@ def _texts(table: pa.Table, name: str) -> list[str]:
 
 def _first_texts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | None]:
     """Read an optional text from the first row of each list."""
-    if not _has(table, name) or pa.types.is_null(table[name].type):
-        return [None] * len(rows)
-    part = table.select([name]).take(pa.array(rows))
-    if part[name].null_count == len(rows):
+    part = table.select([name]).take(pa.array(rows)) if name in table.column_names else None
+    if part is None or part[name].null_count == len(rows):
         return [None] * len(rows)
     if part[name].null_count:
         raise Problem(422, f"{name} must be present in all lists or in none", [(name, "is missing")])
@@ -495,9 +431,9 @@ def _first_texts(table: pa.Table, name: str, rows: Sequence[int]) -> list[str | 
 
 
 def _positions(table: pa.Table, rows: Sequence[int]) -> list[int | None]:
-    if not _has(table, "positions") or pa.types.is_null(table["positions"].type):
+    column = table["positions"] if "positions" in table.column_names else None
+    if column is None or pa.types.is_null(column.type):
         return [None] * len(rows)
-    column = table["positions"]
     if not pa.types.is_integer(column.type):
         raise Problem(422, "positions must be integers", [("positions", _is_type(column.type))])
     positions = [column[row].as_py() for row in rows]
@@ -511,10 +447,6 @@ def _method(text: str | None) -> Method | None:
     if text is not None and method is None:
         raise Problem(422, f"method must be {', '.join(METHODS)}", [("method", "is unknown")])
     return method
-
-
-def _has(table: pa.Table, name: str) -> bool:
-    return bool(table.schema.get_field_index(name) >= 0)
 
 
 def _is_type(kind: pa.DataType) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, create_model
 from pydantic_core import to_json
@@ -84,6 +84,8 @@ class RankBatch(_RequestBody, Generic[FeaturesT]):
 class ExplainQuery(_RequestBody, Generic[FeaturesT]):
     """A list to explain, and orders of it to evaluate."""
 
+    user_id: ClassVar[None] = None
+    method: ClassVar[None] = None
     query_id: Id | None = None
     positions: Positions | None = Field(None, description="number of items shown; at most as many as the model knows")
     candidates: list[Candidate[FeaturesT]] = Field(min_length=1)
@@ -152,37 +154,20 @@ class ProblemBody(BaseModel):
 
 
 class Problem(Exception):  # noqa: N818 - the term of RFC 9457
-    """Refusal of a request.
-
-    Args:
-        status: HTTP status.
-        detail: One sentence.
-        errors: Pairs of a location in the body and what is wrong there.
-        headers: Additional response headers.
-    """
+    """Refusal of a request: status, one sentence, pairs of a location and what is wrong there, response headers."""
 
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        errors: Sequence[tuple[str, str]] = (),
-        headers: Mapping[str, str] | None = None,
+        self, status: int, detail: str, errors: Sequence[tuple[str, str]] = (), headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.errors = list(errors)
-        self.headers = dict(headers or {})
+        self.status, self.detail = status, detail
+        self.errors, self.headers = list(errors), dict(headers or {})
 
 
 def problem_response(problem: Problem) -> Response:
     """Return the response for a refusal."""
-    body: dict[str, Any] = {
-        "type": "about:blank",
-        "title": _TITLES.get(problem.status) or HTTPStatus(problem.status).phrase,
-        "status": problem.status,
-        "detail": problem.detail,
-    }
+    title = _TITLES.get(problem.status) or HTTPStatus(problem.status).phrase
+    body: dict[str, Any] = {"type": "about:blank", "title": title, "status": problem.status, "detail": problem.detail}
     if problem.errors:
         body["errors"] = [{"at": _short(at), "problem": _short(text)} for at, text in problem.errors[:MAX_ERRORS]]
     return Response(to_json(body), problem.status, headers=problem.headers, media_type=PROBLEM_JSON)

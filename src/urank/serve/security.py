@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import re
 from collections.abc import Callable, Iterable
@@ -46,7 +45,6 @@ class AccessMiddleware:
     address a server on the reader's machine as their own (DNS rebinding).
 
     Args:
-        app: The application.
         key: Key that a request must present; None accepts all.
         hosts: Allowed names in the Host header, without port; any if empty.
         max_requests: Largest number of concurrent requests; health checks are always answered.
@@ -54,25 +52,18 @@ class AccessMiddleware:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        key: str | None,
-        hosts: Iterable[str],
-        max_requests: int = 1_000,
-        on_refusal: Callable[[int], None] = lambda _: None,
+        self, app: ASGIApp, key: str | None, hosts: Iterable[str], max_requests: int, on_refusal: Callable[[int], None]
     ) -> None:
-        self.app = app
-        self.max_requests = max_requests
-        self.on_refusal = on_refusal
+        self.app, self.max_requests, self.on_refusal = app, max_requests, on_refusal
         self.in_flight = 0
         self.key = key.encode() if key is not None else None
         self.hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
-                return
             await self.app(scope, receive, send)
             return
 
@@ -136,37 +127,31 @@ def _presented_key(headers: Headers) -> bytes | None:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
+        except ValueError:
             return b""
     return None
 
 
 async def read_body(request: Request, limits: Limits, *, json: bool = True) -> bytes:
-    """Read the body of a request.
-
-    Raises:
-        Problem: 413 if it is too large, 408 if it is too slow, 400 if the connection is lost.
-    """
+    """Read the body of a request; refuse it with 413 if too large, 408 if too slow, 400 if the connection is lost."""
     most = min(limits.json_bytes, limits.body_bytes) if json else limits.body_bytes
     too_large = Problem(413, f"a body has at most {most} bytes", headers={"Connection": "close"})
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
         raise too_large
-    parts: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
             async for part in request.stream():
-                size += len(part)
-                if size > most:
+                body += part
+                if len(body) > most:
                     raise too_large
-                parts.append(part)
     except TimeoutError:
         detail = f"the body did not arrive within {limits.seconds:g} seconds"
         raise Problem(408, detail, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise Problem(400, "the body is incomplete") from None
-    return b"".join(parts) if len(parts) != 1 else parts[0]
+    return bytes(body)
 
 
 class HeaderLimitProtocol(HttpToolsProtocol):
@@ -177,14 +162,11 @@ class HeaderLimitProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._in_headers = True
-        self._header_bytes = 0
+        self._in_headers, self._header_bytes = True, 0
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._in_headers:
-            return
-        self._header_bytes += len(data)
+        self._header_bytes += len(data) if self._in_headers else 0
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()

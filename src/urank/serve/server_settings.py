@@ -18,50 +18,32 @@ MIN_KEY = 16
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Everything but the socket.
-
-    Attributes:
-        sources: The models.
-        key: Key that requests must present; None only on a loopback address.
-        hosts: Allowed names in the Host header, without port; any if empty.
-        limits: Limits of requests.
-        log: Folder of the feedback log; None keeps no log.
-        exploration: How lists are randomised; None leaves them as ranked.
-        sample: Log with lists for the playground.
-        playground: Whether to serve the playground.
-        ignore_unknown: Accept candidates with features that no model has.
-        segment_bytes, segment_seconds: Size and age at which a write-ahead file is closed.
-        join_seconds: How long a closed write-ahead file waits for late clicks before it becomes Parquet.
-        seed: Seed of the exploration; None draws one from the system.
-    """
+    """Everything but the socket."""
 
     sources: ModelSources
-    key: str | None = field(default=None, repr=False)
-    hosts: tuple[str, ...] = ()
+    key: str | None = field(default=None, repr=False)  # that requests must present; None only on a loopback address
+    hosts: tuple[str, ...] = ()  # allowed names in the Host header, without port; any if empty
     limits: Limits = field(default_factory=Limits)
-    log: Path | None = None
-    exploration: Exploration | None = None
-    sample: str | None = None
+    log: Path | None = None  # folder of the feedback log; None keeps no log
+    exploration: Exploration | None = None  # how lists are randomised; None leaves them as ranked
+    sample: str | None = None  # log with lists for the playground
     playground: bool = True
-    ignore_unknown: bool = False
-    segment_bytes: int = 64 * 2**20
+    ignore_unknown: bool = False  # accept candidates with features that no model has
+    segment_bytes: int = 64 * 2**20  # size and age at which a write-ahead file is closed
     segment_seconds: float = 300.0
-    join_seconds: float = 600.0
-    seed: int | None = None
+    join_seconds: float = 600.0  # how long a closed write-ahead file waits for late clicks before it becomes Parquet
+    seed: int | None = None  # of the exploration; None draws one from the system
 
 
 def read_key(file: Path | None) -> str | None:
     """Read the key from a file, by default from the environment; None if there is none."""
-    if file is not None:
-        try:
-            key = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--key-file {file} cannot be read") from error
-        source = f"--key-file {file}"
-    else:
-        key, source = os.environ.get(KEY_VARIABLE, "").strip(), KEY_VARIABLE
-        if not key:
-            return None
+    source = KEY_VARIABLE if file is None else f"--key-file {file}"
+    try:
+        key = (os.environ.get(KEY_VARIABLE, "") if file is None else file.read_text(encoding="utf-8")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} cannot be read") from error
+    if file is None and not key:
+        return None
     if len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"{source} must be a key of at least {MIN_KEY} printable ASCII characters without spaces")
     return key

@@ -11,11 +11,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from urank.serve.feedback_export import CompactionTask
 from urank.serve.feedback_store import (
     FeedbackColumns,
     FeedbackRecord,
+    Record,
     ShadowRecord,
     WalWriter,
     check_log,
@@ -38,7 +38,7 @@ from urank.serve.list_ranking import RankedList, log_columns, log_record, rank_l
 from urank.serve.models import ActiveModels, load_models
 from urank.serve.playground import PlaygroundSample, read_samples
 from urank.serve.request_arrays import CandidateReader, RequestLists
-from urank.serve.request_schemas import Event, Problem
+from urank.serve.request_schemas import Event, Problem, request_models
 from urank.serve.server_settings import ServeConfig
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,7 +49,6 @@ THREAD_ROWS = 2_000
 """Number of candidates from which a request is ranked in a thread."""
 MAX_SHADOW_TASKS = 64
 TICK_SECONDS = 1.0
-PARENT_SECONDS = 1.0
 
 logger = logging.getLogger("urank.serve")
 
@@ -60,44 +59,36 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         common: dict[str, Any] = {"registry": self.registry}
+        timed: dict[str, Any] = {"buckets": _SECONDS, **common}
         self.requests = Counter("urank_requests", "Requests.", ["route", "status"], **common)
-        self.seconds = Histogram(
-            "urank_request_seconds", "Time from request to answer.", ["route"], buckets=_SECONDS, **common
-        )
-        self.model_seconds = Histogram("urank_model_seconds", "Time in the models.", buckets=_SECONDS, **common)
-        self.log_seconds = Histogram(
-            "urank_log_seconds", "Time until a ranking was durable.", buckets=_SECONDS, **common
-        )
+        self.seconds = Histogram("urank_request_seconds", "Time from request to answer.", ["route"], **timed)
+        self.model_seconds = Histogram("urank_model_seconds", "Time in the models.", **timed)
+        self.log_seconds = Histogram("urank_log_seconds", "Time until a ranking was durable.", **timed)
         self.lists = Counter("urank_lists", "Lists ranked.", ["arm", "explored"], **common)
         self.candidates = Counter("urank_candidates", "Candidates ranked.", **common)
         self.utility = Counter("urank_expected_utility", "Expected utility of the lists.", ["arm"], **common)
         self.events = Counter("urank_feedback_events", "Events accepted.", ["kind"], **common)
         self.reloads = Counter("urank_reloads", "Attempts to reload the models.", ["result"], **common)
         self.shadow = Counter("urank_shadow_lists", "Lists ranked by the shadow model as well.", ["result"], **common)
-        self.model = Gauge(
-            "urank_model_info", "The models in use.", ["role", "version"], multiprocess_mode="livemostrecent", **common
-        )
+        live: dict[str, Any] = {"multiprocess_mode": "livemostrecent", **common}
+        self.model = Gauge("urank_model_info", "The models in use.", ["role", "version"], **live)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus; with several workers their sum."""
-        if SHARED_FOLDER not in os.environ:
-            return bytes(generate_latest(self.registry))
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry = self.registry
+        if SHARED_FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return bytes(generate_latest(registry))
 
 
 @dataclass(frozen=True, eq=False)
 class RequestContext:
-    """The models and the reader that a request uses from beginning to end."""
+    """The models, the reader and the body types by name that a request uses from beginning to end."""
 
     active: ActiveModels
     reader: CandidateReader
-
-    @cached_property
-    def mixed(self) -> bool:
-        """Whether there are categorical features."""
-        return bool(self.active.categorical)
+    bodies: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,23 +101,15 @@ class RankedRequest:
     model_seconds: float
     log_seconds: float
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the fields of a `wire_schemas.Ranking` for each list."""
-        pairs = zip(self.rankings, self.ids, strict=True)
-        return [ranking.to_dict(self.lists, ranking_id) for ranking, ranking_id in pairs]
-
 
 class Service:
-    """Everything that a server does for requests, and its background tasks.
+    """Everything that a server does for requests, and its background tasks; the models are loaded here.
 
-    Args:
-        config: Settings; the models are loaded here.
-        compacts: Whether to export the feedback log to Parquet in the background; one of several workers does.
+    If it `compacts`, it exports the feedback log to Parquet in the background; one of several workers does.
     """
 
     def __init__(self, config: ServeConfig, *, compacts: bool = True) -> None:
-        self.config = config
-        self.compacts = compacts
+        self.config, self.compacts = config, compacts
         self.metrics = Metrics()
         self.context = self._context_of(load_models(config.sources))
         self._set_model_info(self.context.active, 1)
@@ -143,22 +126,17 @@ class Service:
         self._compaction: CompactionTask | None = None
 
     async def start(self, parent: int | None = None) -> None:
-        """Open the log and start the background tasks.
-
-        Args:
-            parent: Process that supervises this one; the server ends when it is gone.
-        """
+        """Open the log and start the background tasks; the server ends when its supervisor `parent` is gone."""
         if parent is not None:
             self._run_in_background(_end_with_parent(parent))
-        if self.config.log is not None:
+        config = self.config
+        if config.log is not None:
             self._writer = WalWriter(
-                self.config.log,
-                segment_bytes=self.config.segment_bytes,
-                segment_seconds=self.config.segment_seconds,
+                config.log, segment_bytes=config.segment_bytes, segment_seconds=config.segment_seconds
             )
             self._run_in_background(self._rotate_segments(self._writer))
             if self.compacts:
-                self._compaction = CompactionTask(self.config.log, self.config.join_seconds)
+                self._compaction = CompactionTask(config.log, config.join_seconds)
                 self._run_in_background(self._compaction.run())
 
     async def stop(self) -> None:
@@ -179,11 +157,7 @@ class Service:
         return self._writer is None or self._writer.healthy
 
     async def rank(self, context: RequestContext, lists: RequestLists) -> RankedRequest:
-        """Rank lists; the rankings are durable when this returns.
-
-        Raises:
-            Problem: If the request is refused, or the log cannot be written.
-        """
+        """Rank lists; the rankings are durable when this returns. Raise a `Problem` if the log cannot be written."""
         if len(lists.items) < THREAD_ROWS:
             rankings, seconds = self._rank(context, lists)
         else:
@@ -209,21 +183,13 @@ class Service:
         if writer is None:
             raise Problem(409, "this server keeps no feedback log; start it with --log DIR")
         now = time.time_ns() // 1_000
-        records = [
-            FeedbackRecord(each.ranking_id, each.item_id, each.click, each.conversion, each.value, now)
-            for each in events
-        ]
-        await self._append(writer, [encode(record) for record in records], None)
+        await self._append(writer, [FeedbackRecord(**dict(each), time_us=now) for each in events])
         self.metrics.events.labels("click").inc(sum(each.click for each in events))
         self.metrics.events.labels("conversion").inc(sum(each.conversion for each in events))
         return len(events)
 
     async def reload(self) -> bool:
-        """Reload the models, and return whether they changed; a broken model is refused and the old ones stay.
-
-        Raises:
-            UrankError: If a model is broken.
-        """
+        """Reload the models, and return whether they changed; the old ones stay if this raises a `UrankError`."""
         async with self._reloading:
             before = self.context.active
             loop = asyncio.get_running_loop()
@@ -257,7 +223,7 @@ class Service:
         reader = CandidateReader(
             active.numeric, active.categorical, config.limits, ignore_unknown=config.ignore_unknown
         )
-        return RequestContext(active, reader)
+        return RequestContext(active, reader, request_models(bool(active.categorical), config.limits))
 
     def _set_model_info(self, active: ActiveModels, value: float) -> None:
         for role, model in (("main", active.main), ("shadow", active.shadow), ("test", active.other)):
@@ -297,14 +263,17 @@ class Service:
             log_record(each, lists, columns, ranking_id=ranking_id, exploration=exploration, time_us=now)
             for each, ranking_id in zip(rankings, ids, strict=True)
         ]
-        await self._append(writer, [encode(record) for record in records], columns)
+        await self._append(writer, records, columns)
         seconds = time.perf_counter() - started
         self.metrics.log_seconds.observe(seconds)
         return ids, seconds
 
-    async def _append(self, writer: WalWriter, records: Sequence[bytes], columns: FeedbackColumns | None) -> None:
+    async def _append(
+        self, writer: WalWriter, records: Sequence[Record], columns: FeedbackColumns | Sequence[FeedbackColumns] = ()
+    ) -> None:
+        payloads = [encode(record) for record in records]
         try:
-            await writer.append(records, () if columns is None else columns)
+            await writer.append(payloads, columns)
         except DataError as error:
             if not self._log_failed:  # once, since a line per request would fill the disk that is full
                 logger.error("%s", error)
@@ -323,12 +292,10 @@ class Service:
             self.metrics.shadow.labels("same first" if agrees else "other first").inc()
         if self._writer is not None:
             now, version = time.time_ns() // 1_000, context.active.shadow.version
-            records = [
-                ShadowRecord(ranking_id, version, now, tuple(order))
-                for ranking_id, order in zip(ids, orders, strict=True)
-            ]
+            pairs = zip(ids, orders, strict=True)
+            records = [ShadowRecord(ranking_id, version, now, tuple(order)) for ranking_id, order in pairs]
             with suppress(Problem):  # it is logged, and no request waits for it
-                await self._append(self._writer, [encode(record) for record in records], None)
+                await self._append(self._writer, records)
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -351,5 +318,5 @@ class Service:
 async def _end_with_parent(parent: int) -> None:
     """End this process, as after SIGTERM, when its parent is gone."""
     while os.getppid() == parent:
-        await asyncio.sleep(PARENT_SECONDS)
+        await asyncio.sleep(TICK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
 from urank.errors import ConfigError
-from urank.lab.oracle import (
+from urank.lab.user_models import (
     Oracle,
     Scaling,
     attention_weights,
