@@ -65,7 +65,7 @@ def test_feedback(folder: Path, command: Any) -> None:
         "values dropped, since their rankings were logged without values: 1",
         "skipped: 8 bytes of interrupted writes, 0 damaged bytes",
         "the shadow had the same item first in 1 of 2 rankings (50.0%)",
-        f"columns changed, so there are 2 logs: {folder / 'log'}, {folder / 'log-2'}",
+        f"the columns changed, so there are 2 logs: {folder / 'log'}, {folder / 'log-2'}",
         f"next: urank prepare {folder / 'log'} -o prepared",
     ]
 

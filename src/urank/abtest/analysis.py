@@ -181,21 +181,15 @@ class DayEffect:
 
 @dataclass(frozen=True)
 class Result:
-    """One metric of one treatment against the control.
-
-    Attributes:
-        effect: over the whole test, for a single look at its end.
-        adjusted_p: the p-value corrected for the number of treatments (Holm).
-        cuped: None if the log has no time before the test.
-    """
+    """One metric of one treatment against the control."""
 
     metric: Metric
     control: str
     treatment: str
     alpha: float
-    effect: Effect
-    adjusted_p: float
-    cuped: Cuped | None
+    effect: Effect  # over the whole test, for a single look at its end
+    adjusted_p: float  # the p-value corrected for the number of treatments (Holm)
+    cuped: Cuped | None  # None if the log has no time before the test
     looks: list[Look]
     daily: list[DayEffect]
 

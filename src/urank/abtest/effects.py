@@ -45,17 +45,11 @@ _DRAWS_AT_ONCE = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """First and second moments of groups of users.
+    """First and second moments of groups of users."""
 
-    Attributes:
-        n: `[...]`, number of users.
-        sums: `[..., k]`, sums of their k variables.
-        products: `[..., k, k]`, sums of products of two variables.
-    """
-
-    n: Floats
-    sums: Floats
-    products: Floats
+    n: Floats  # `[...]`, number of users
+    sums: Floats  # `[..., k]`, sums of their k variables
+    products: Floats  # `[..., k, k]`, sums of products of two variables
 
     def __getitem__(self, index: Any) -> Moments:
         """Index the leading dimensions."""

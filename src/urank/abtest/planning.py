@@ -165,24 +165,17 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a test: its arguments (see `plan`), and what it finds.
+    """The plan of a test: its arguments (see `plan`), and what it finds."""
 
-    Attributes:
-        title, rate: of the metric, at present.
-        relative_variance: v; that of the whole log if there is one.
-        once: for a single look at the end.
-        daily: for daily looks, stopping when the lift is found.
-    """
-
-    title: str
+    title: str  # title, rate: of the metric, at present
     rate: float
-    relative_variance: float
+    relative_variance: float  # v; that of the whole log if there is one
     power: float
     alpha: float
     share: float
     expected_lift: float
-    once: Horizon
-    daily: Horizon
+    once: Horizon  # for a single look at the end
+    daily: Horizon  # for daily looks, stopping when the lift is found
 
     @property
     def sentence(self) -> str:

@@ -181,7 +181,6 @@ _COLUMN = "position=rank"
 
 PLOTS = "\nThe same with plots: {}"
 
-Cuts = Annotated[int, typer.Option(min=1, max=100, help="Random halvings of the queries, for cross-fitting.")]
 Floor = Annotated[float, typer.Option(min=0.0, max=1.0, help="Lower bound of the logged click probability in a ratio.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON, for machines, on standard output.")]

@@ -20,18 +20,12 @@ MOST_ROWS = 200_000
 
 @dataclass(frozen=True)
 class ItemCurve:
-    """The mean click curve of the rows of an item or group.
+    """The mean click curve of the rows of an item or group."""
 
-    Attributes:
-        name, rows: the item or group, and the number of impressions averaged over.
-        rate: P(click) at positions 1 … K.
-        decay: the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k.
-    """
-
-    name: str
+    name: str  # name, rows: the item or group, and the number of impressions averaged over
     rows: int
-    rate: list[float]
-    decay: float
+    rate: list[float]  # p(click) at positions 1 … K
+    decay: float  # the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k
 
 
 def decay(log_rate: NDArray[np.float64]) -> NDArray[np.float64]:

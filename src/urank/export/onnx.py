@@ -38,19 +38,13 @@ ODD_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Export:
-    """A written export.
+    """A written export."""
 
-    Attributes:
-        kind, target, files: `onnx` or `vespa`, the folder or file, and the file names in it.
-        content: the content of `inputs.json`.
-        difference: the largest relative difference from the model on random rows.
-    """
-
-    kind: str
+    kind: str  # kind, target, files: `onnx` or `vespa`, the folder or file, and the file names in it
     target: Path
     files: tuple[str, ...]
-    content: Mapping[str, Any]
-    difference: float
+    content: Mapping[str, Any]  # the content of `inputs.json`
+    difference: float  # the largest relative difference from the model on random rows
 
     @property
     def renamed(self) -> dict[str, str]:

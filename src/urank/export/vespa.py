@@ -85,18 +85,12 @@ def export_vespa(
 
 @dataclass(frozen=True)
 class VespaField:
-    """Where the profile finds a feature.
+    """Where the profile finds a feature."""
 
-    Attributes:
-        feature, name: its name in the model, and in Vespa.
-        kind: `float`, or `int` for the code of a category.
-        in_query: whether it is sent with the query rather than stored in the document.
-    """
-
-    feature: str
+    feature: str  # feature, name: its name in the model, and in Vespa
     name: str
-    kind: str
-    in_query: bool
+    kind: str  # `float`, or `int` for the code of a category
+    in_query: bool  # whether it is sent with the query rather than stored in the document
 
     @property
     def expression(self) -> str:

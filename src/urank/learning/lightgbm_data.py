@@ -76,18 +76,12 @@ class GrowthConfig(BaseModel):
 
 @dataclass(frozen=True)
 class TreeModel:
-    """Fitted trees; models with equal text are equal.
+    """Fitted trees; models with equal text are equal."""
 
-    Attributes:
-        text: the trees in LightGBM's text format.
-        n_numeric, n_categorical: number of features of each kind.
-        extra: the name of the column after the features; None without one.
-    """
-
-    text: str
-    n_numeric: int
+    text: str  # the trees in LightGBM's text format
+    n_numeric: int  # n_numeric, n_categorical: number of features of each kind
     n_categorical: int
-    extra: str | None
+    extra: str | None  # the name of the column after the features; None without one
 
     @property
     def width(self) -> int:

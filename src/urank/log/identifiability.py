@@ -115,19 +115,12 @@ def _column(matrix: Any, k: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Confounding:
-    """How well a linear model of the features predicts the position within a list.
+    """How well a linear model of the features predicts the position within a list."""
 
-    Attributes:
-        share: The adjusted R² within lists: 0 if features are unrelated to the position, 1 if they determine it.
-        p_value: P-value of the F test that they are unrelated.
-        rows: Rows used.
-        strongest: The features most correlated with the position within lists, with the correlation.
-    """
-
-    share: float
-    p_value: float
-    rows: int
-    strongest: dict[str, float]
+    share: float  # the adjusted R² within lists: 0 if features are unrelated to the position, 1 if they determine it
+    p_value: float  # p-value of the F test that they are unrelated
+    rows: int  # rows used
+    strongest: dict[str, float]  # the features most correlated with the position within lists, with the correlation
 
     @property
     def looks_random(self) -> bool:

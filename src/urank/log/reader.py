@@ -169,19 +169,14 @@ def read(
 
 @dataclass(kw_only=True)
 class TableSource:
-    """A table of `size` bytes that is read in batches.
-
-    Attributes:
-        rows: The number of rows, None if unknown.
-        constants: Columns with one value throughout (hive partitions).
-    """
+    """A table of `size` bytes that is read in batches."""
 
     name: str
     dtypes: dict[str, pl.DataType]
     size: int
     read: Callable[[Sequence[str], int], Rows]
-    rows: int | None = None
-    constants: dict[str, Any] = field(default_factory=dict)
+    rows: int | None = None  # the number of rows, None if unknown
+    constants: dict[str, Any] = field(default_factory=dict)  # columns with one value throughout (hive partitions)
 
     def batches(self, columns: Sequence[str], rows: int, categories: Collection[str] = ()) -> Rows:
         """Read batches of at most about `rows` rows.

@@ -36,20 +36,13 @@ _FIRST_WORDS = re.compile(rb"\s*[-+.\deE]+\s+qid:")
 
 @dataclass(frozen=True, eq=False)
 class Letor:
-    """Labelled documents, grouped by query; queries are in the order of their first lines.
+    """Labelled documents, grouped by query; queries are in the order of their first lines."""
 
-    Attributes:
-        features: `[rows, F]`; a feature missing from a line is 0, `NULL` is NaN.
-        label, query: `[rows]`, relevance from 0, and query ids.
-        offsets: `[queries + 1]`, the bounds of the queries.
-        item: Document ids from the comments, None unless every line has one.
-    """
-
-    features: NDArray[np.float32]
-    label: NDArray[np.float32]
+    features: NDArray[np.float32]  # `[rows, F]`; a feature missing from a line is 0, `NULL` is NaN
+    label: NDArray[np.float32]  # label, query: `[rows]`, relevance from 0, and query ids
     query: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    item: pl.Series | None
+    offsets: NDArray[np.int64]  # `[queries + 1]`, the bounds of the queries
+    item: pl.Series | None  # document ids from the comments, None unless every line has one
 
     @property
     def n_features(self) -> int:

@@ -70,25 +70,16 @@ FeedbackOrShadow = FeedbackRecord | ShadowRecord
 
 @dataclass
 class ClosedSegment:
-    """A segment without a writer.
-
-    Attributes:
-        due: Whether its rankings become parts now.
-        joined: Whether they are in parts already.
-        homes: Segment -> number of records here that refer to its rankings.
-        checksum: Checksum of these records.
-        torn: Bytes at the end without a record.
-        damaged: Bytes before that without a record, or with an invalid one.
-    """
+    """A segment without a writer."""
 
     name: str
     path: Path
-    due: bool
-    joined: bool
-    homes: Counter[str] = field(default_factory=Counter)
-    checksum: int = 0
-    torn: int = 0
-    damaged: int = 0
+    due: bool  # whether its rankings become parts now
+    joined: bool  # whether they are in parts already
+    homes: Counter[str] = field(default_factory=Counter)  # segment -> number of records here that refer to its rankings
+    checksum: int = 0  # checksum of these records
+    torn: int = 0  # bytes at the end without a record
+    damaged: int = 0  # bytes before that without a record, or with an invalid one
 
     def feedback(self) -> Iterator[FeedbackOrShadow]:
         """Yield feedback and orders of the shadow model."""

@@ -90,37 +90,22 @@ class FeedbackColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankingRecord:
-    """A list as it was shown.
+    """A list as it was shown."""
 
-    Attributes:
-        ranking_id: Its id, which begins with its segment.
-        query_id, user_id, arm: Those of the request.
-        policy: Logging policy.
-        model: Version of the model.
-        columns: Digest of its columns.
-        time_us: Microseconds since 1970.
-        items: The items at positions 1 to m.
-        numeric: `[m, F]`, NaN if missing.
-        categorical: m rows of C texts, None if missing.
-        value: `[m]`, the value of a click.
-        propensity: `[m]`, the probability of the item to be at its position.
-        ranked_position: m positions before exploration.
-    """
-
-    ranking_id: str
-    query_id: str
+    ranking_id: str  # its id, which begins with its segment
+    query_id: str  # query_id, user_id, arm: those of the request
     user_id: str | None
     arm: str | None
-    policy: str
-    model: str
-    columns: str
-    time_us: int
-    items: tuple[str, ...]
-    numeric: Floats
-    categorical: tuple[tuple[str | None, ...], ...]
-    value: Floats | None = None
-    propensity: Doubles | None = None
-    ranked_position: tuple[int, ...] | None = None
+    policy: str  # logging policy
+    model: str  # version of the model
+    columns: str  # digest of its columns
+    time_us: int  # microseconds since 1970
+    items: tuple[str, ...]  # the items at positions 1 to m
+    numeric: Floats  # `[m, F]`, NaN if missing
+    categorical: tuple[tuple[str | None, ...], ...]  # m rows of C texts, None if missing
+    value: Floats | None = None  # `[m]`, the value of a click
+    propensity: Doubles | None = None  # `[m]`, the probability of the item to be at its position
+    ranked_position: tuple[int, ...] | None = None  # m positions before exploration
 
     def __post_init__(self) -> None:
         _check_origin(self.ranking_id, self.time_us)
