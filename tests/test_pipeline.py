@@ -275,6 +275,14 @@ def test_importing_urank_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+def test_the_server_needs_neither_torch_nor_lightgbm() -> None:
+    script = (
+        "import sys, urank.cli.serve, urank.serve.app, urank.serve.processes\n"
+        "assert not {'torch', 'lightgbm', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(urank, name) for name in urank.__all__)
     with pytest.raises(AttributeError, match="'urank' has no attribute 'magic'"):

@@ -26,7 +26,7 @@ from urank.errors import ConfigError
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
-from urank.model_io import read_manifest
+from urank.model_manifest import read_manifest
 from urank.pipeline import evaluate, guard_levels, policies_to_evaluate, policy_to_guard, prepared
 from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard

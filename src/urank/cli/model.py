@@ -88,7 +88,8 @@ def export_command(
         raise ConfigError("--schema and --query-feature belong to --vespa")
     from urank.export.onnx import export_onnx  # torch is slow to load
     from urank.export.vespa import export_vespa
-    from urank.model_io import load_model, read_manifest
+    from urank.model_io import load_model
+    from urank.model_manifest import read_manifest
 
     facts = {"trained_by": f"urank {read_manifest(model).get('urank')}"}
     loaded = load_model(model)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError, UrankError
 from urank.learning.features import Featurizer, Inputs
-from urank.model_io import read_manifest
+from urank.model_manifest import read_manifest
 from urank.ranking.matching import METHODS, Method, expected_gain, positions_in_lists
 from urank.serve.request_arrays import MISSING, CandidateArrays
 
