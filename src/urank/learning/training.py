@@ -101,7 +101,7 @@ def train(
     step: nn.Module = _LossModule(network, loss)
     if distributed.size() > 1:
         step = DistributedDataParallel(step, forward_sync_buffers=False)
-    run = _Run(network, config)
+    run = _TrainingRun(network, config)
     if checkpoint is not None:
         saved = distributed.broadcast_bytes(lambda: checkpoint.read_bytes() if checkpoint.exists() else b"")
         if saved:
@@ -247,7 +247,7 @@ def _next_groups(stream: Stream, config: TrainingConfig, seed: int, schedule: _S
     return chosen
 
 
-class _Run:
+class _TrainingRun:
     """A network in training, with everything that a checkpoint contains."""
 
     def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
