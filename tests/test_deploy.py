@@ -32,9 +32,8 @@ from urank.model_io import save_model
 from urank.ranking.ranking_model import UrankConfig
 from urank.serve.feedback_export import compact
 from urank.serve.processes import GRACE_SECONDS
-from urank.serve.request_schemas import Limits
 from urank.serve.security import OPEN_PATHS
-from urank.serve.server_settings import KEY_VARIABLE
+from urank.serve.server_settings import KEY_VARIABLE, Limits
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

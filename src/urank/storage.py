@@ -61,7 +61,7 @@ def to_path(source: str | Path) -> Path:
 
         path = UPath(source)
         path.fs  # noqa: B018 - imports the fsspec backend of this scheme
-        return cast(Path, path)
+        return cast("Path", path)
     except ImportError as error:
         raise ConfigError(
             f"{source} needs packages that are not installed ({error.name or error}); "
@@ -84,7 +84,7 @@ def glob_files(pattern: Path) -> list[Path]:
 
         files, options = _filesystem(pattern), pattern.storage_options  # type: ignore[attr-defined]
         names = [name for name, info in files.glob(_name(pattern), detail=True).items() if info["type"] == "file"]
-        return sorted(cast(Path, UPath(files.unstrip_protocol(name), **options)) for name in names)
+        return sorted(cast("Path", UPath(files.unstrip_protocol(name), **options)) for name in names)
     found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
     return sorted(path for path in found if path.is_file())
 

@@ -17,8 +17,8 @@ import polars as pl
 from urank.serve.app import build_app
 from urank.serve.models import ActiveModels, ModelSources, ServedModel, load_served
 from urank.serve.request_arrays import CandidateReader, RequestLists
-from urank.serve.request_schemas import Limits, request_models
-from urank.serve.server_settings import ServeConfig
+from urank.serve.request_schemas import request_models
+from urank.serve.server_settings import Limits, ServeConfig
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another version of httpx

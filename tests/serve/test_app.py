@@ -20,7 +20,8 @@ from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBat
 from urank.serve.feedback_store import new_ranking_id, new_segment
 from urank.serve.list_ranking import Exploration
 from urank.serve.models import UserSplit
-from urank.serve.request_schemas import PROBLEM_JSON, Limits
+from urank.serve.request_schemas import PROBLEM_JSON
+from urank.serve.server_settings import Limits
 
 KEY = "a-key-of-the-tests-0123"
 RIGHT = {"x-api-key": KEY}

@@ -97,7 +97,7 @@ def test_features_are_described_by_name() -> None:
 
 
 def limits(**given_: int) -> Any:
-    from urank.serve.request_schemas import Limits
+    from urank.serve.server_settings import Limits
 
     return Limits(**given_)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from serve.cases import lists_of
 from urank.log.columns import feature_expr
 from urank.serve.request_arrays import MISSING, CandidateReader, category_text
-from urank.serve.request_schemas import Limits, Problem, request_models
+from urank.serve.request_schemas import Problem, request_models
+from urank.serve.server_settings import Limits
 
 NUMBERS = ("price", "age", "rate")
 TEXTS = ("brand", "size")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from serve.cases import KINDS, candidates, client, example, frame, lists_of, loaded, reader_of
 from urank.serve.request_arrays import ARROW_TYPE, MISSING, CandidateReader, RequestLists, read_arrow
-from urank.serve.request_schemas import Limits, Problem
+from urank.serve.request_schemas import Problem
+from urank.serve.server_settings import Limits
 
 READER = CandidateReader(("a", "b"), ("c", "d"), Limits())
 HEADERS = {"content-type": ARROW_TYPE}

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from urank.errors import ConfigError
 from urank.serve.models import ModelSources
-from urank.serve.request_schemas import Limits
-from urank.serve.server_settings import KEY_VARIABLE, MIN_KEY, ServeConfig, is_loopback, read_key
+from urank.serve.server_settings import KEY_VARIABLE, MIN_KEY, Limits, ServeConfig, is_loopback, read_key
 
 KEY = "0123456789abcdef"
 

@@ -46,11 +46,12 @@ def command(
     Args:
         settings: Settings class that describes the flags: each takes its help, bounds and default from a field.
         flags: Flag -> dotted path of the field, or several paths that all receive the value.
-        panels: Panel of the help -> paths of fields, separated by spaces, whose flags bear their names and whose bounds
-            are left to the settings class.
+        panels: Panel of the help -> paths of fields, separated by spaces. Their flags bear their names unless `flags`
+            has others, and their bounds are left to the settings class.
     """
     panel_of = {path: panel for panel, text in (panels or {}).items() for path in text.split()}
-    named = {f"--{path.split('.')[-1].replace('_', '-')}": path for path in panel_of}
+    renamed = set((flags or {}).values())
+    named = {f"--{path.split('.')[-1].replace('_', '-')}": path for path in panel_of if path not in renamed}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)

@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 
 from urank.cli.options import MethodName, PrintOptions, Quiet, command
+from urank.config import validate
 from urank.errors import ConfigError
+from urank.serve.server_settings import Limits
 
 if TYPE_CHECKING:
     from urank.serve.feedback_export import CompactionStats
@@ -94,12 +96,21 @@ def _newest(log: Path) -> str:
 
 
 _LIMITS = "Limits"
+_MAXIMA = {
+    "--max-candidates": "candidates",
+    "--max-queries": "queries",
+    "--max-rows": "rows",
+    "--max-requests": "requests",
+    "--timeout": "seconds",
+}
 _LOG = "Feedback log"
 _MODELS = "Several models"
 
 
+@command(Limits, _MAXIMA, {_LIMITS: " ".join(_MAXIMA.values())})
 def serve_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An artifact of `urank train`.")],
+    settings: dict[str, Any],
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any but a loopback address needs a key.")
     ] = "127.0.0.1",
@@ -196,37 +207,12 @@ def serve_command(
     body_mb: Annotated[
         float, typer.Option(min=0.001, max=1024, help="Largest Arrow body in megabytes.", rich_help_panel=_LIMITS)
     ] = 16,
-    max_candidates: Annotated[
-        int,
-        typer.Option(min=1, max=1_000_000, help="Largest number of candidates of a query.", rich_help_panel=_LIMITS),
-    ] = 2_000,
-    max_queries: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Largest number of queries of a batch.", rich_help_panel=_LIMITS)
-    ] = 100,
-    max_rows: Annotated[
-        int,
-        typer.Option(
-            min=1, max=10_000_000, help="Largest number of candidates of a batch in total.", rich_help_panel=_LIMITS
-        ),
-    ] = 20_000,
     json_mb: Annotated[
         float,
         typer.Option(
             min=0.001, max=1024, help="Largest JSON body in megabytes; JSON is slow to parse.", rich_help_panel=_LIMITS
         ),
     ] = 4,
-    max_requests: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100_000, help="Largest number of concurrent requests per worker.", rich_help_panel=_LIMITS
-        ),
-    ] = 1_000,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=600, help="Seconds for a body to arrive, and for the answer.", rich_help_panel=_LIMITS
-        ),
-    ] = 10,
     ignore_unknown: Annotated[
         bool,
         typer.Option(
@@ -255,7 +241,6 @@ def serve_command(
     from urank.serve.list_ranking import Exploration
     from urank.serve.models import ModelSources, UserSplit
     from urank.serve.processes import Worker, open_socket, serve
-    from urank.serve.request_schemas import Limits
     from urank.serve.server_settings import ServeConfig, is_loopback, read_key
 
     key = read_key(key_file)
@@ -282,15 +267,7 @@ def serve_command(
         ),
         key=key,
         hosts=hosts,
-        limits=Limits(
-            body_bytes=int(body_mb * 2**20),
-            candidates=max_candidates,
-            queries=max_queries,
-            rows=max_rows,
-            json_bytes=int(json_mb * 2**20),
-            requests=max_requests,
-            seconds=timeout,
-        ),
+        limits=validate(Limits, settings | {"body_bytes": int(body_mb * 2**20), "json_bytes": int(json_mb * 2**20)}),
         log=log,
         exploration=None if explore is None else Exploration.parse(explore),
         sample=sample,

@@ -132,7 +132,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with path.open("rb") as raw:
             zipped = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if zipped else raw
+            yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

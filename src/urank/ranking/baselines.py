@@ -104,7 +104,13 @@ def fit_lambdarank(
 
 
 def fit_lambdarank_trees(
-    dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankerConfig, trees: TreesConfig, *, report: Report
+    dataset: Dataset,
+    featurizer: Featurizer,
+    gain: Gain,
+    config: RankerConfig,
+    trees: TreesConfig,
+    *,
+    report: Report = silent,
 ) -> tuple[TreesScorer, History]:
     """Train LambdaRank as LightGBM trees, whose own `lambdarank` takes integer grades only."""
     splits = tree_streams(dataset, featurizer, trees, gain=gain)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -29,10 +29,12 @@ from urank.serve.request_schemas import (
     MAX_VALUE,
     Candidate,
     ExplainQuery,
-    Limits,
     Problem,
     RankQuery,
 )
+
+if TYPE_CHECKING:
+    from urank.serve.server_settings import Limits
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 MISSING = "\x00missing"

@@ -1,4 +1,4 @@
-"""Request bodies, their limits, and refusals (RFC 9457 problem details).
+"""Request bodies and refusals (RFC 9457 problem details).
 
 Bodies are parsed with strict types, bounded lengths, and no unknown fields, NaN or infinity. Features are a map from
 name to value, whose type follows the model: where a model has only numeric features, the parser itself refuses other
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, create_model
 from pydantic_core import to_json
@@ -19,6 +19,9 @@ from starlette.responses import Response
 
 from urank.ranking.matching import Method
 from urank.serve.feedback_store import RANKING_ID
+
+if TYPE_CHECKING:
+    from urank.serve.server_settings import Limits
 
 MAX_TEXT = 512
 MAX_POSITIONS = 10_000
@@ -35,20 +38,6 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 OrderName = Annotated[str, Field(min_length=1, max_length=64)]
 Value = Annotated[float, Field(ge=0, le=MAX_VALUE)]
 Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
-
-
-class Limits(BaseModel):
-    """Largest size and duration of requests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    body_bytes: int = Field(16 * 2**20, ge=1_024, description="bytes of a body")
-    candidates: int = Field(2_000, ge=1, description="candidates of a query")
-    queries: int = Field(100, ge=1, description="queries of a batch")
-    rows: int = Field(20_000, ge=1, description="candidates of a batch in total")
-    json_bytes: int = Field(4 * 2**20, ge=1_024, description="bytes of a JSON body, which takes longer to parse")
-    requests: int = Field(1_000, ge=1, description="concurrent requests")
-    seconds: float = Field(10.0, gt=0, description="seconds for a body to arrive, and for an answer")
 
 
 class _RequestBody(BaseModel):

@@ -11,14 +11,17 @@ import base64
 import hmac
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from urank.serve.request_schemas import Limits, Problem, problem_response
+from urank.serve.request_schemas import Problem, problem_response
+
+if TYPE_CHECKING:
+    from urank.serve.server_settings import Limits
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths without a key: they reveal only whether the server is well."""

@@ -1,4 +1,4 @@
-"""Settings of a server, and the key that requests must present."""
+"""Settings of a server: the limits of requests, and the key that they must present."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from urank.errors import ConfigError
-from urank.serve.list_ranking import Exploration
-from urank.serve.models import ModelSources
-from urank.serve.request_schemas import Limits
+
+if TYPE_CHECKING:
+    from urank.serve.list_ranking import Exploration
+    from urank.serve.models import ModelSources
 
 KEY_VARIABLE = "URANK_API_KEY"
 MIN_KEY = 16
+
+
+class Limits(BaseModel):
+    """Largest size and duration of requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    body_bytes: int = Field(16 * 2**20, ge=1_024, description="bytes of a body")
+    candidates: int = Field(2_000, ge=1, le=1_000_000, description="largest number of candidates of a query")
+    queries: int = Field(100, ge=1, le=100_000, description="largest number of queries of a batch")
+    rows: int = Field(20_000, ge=1, le=10_000_000, description="largest number of candidates of a batch in total")
+    json_bytes: int = Field(4 * 2**20, ge=1_024, description="bytes of a JSON body, which takes longer to parse")
+    requests: int = Field(1_000, ge=1, le=100_000, description="largest number of concurrent requests per worker")
+    seconds: float = Field(10.0, ge=0.1, le=600, description="seconds for a body to arrive, and for the answer")
 
 
 @dataclass(frozen=True)
