@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from urank.serve.request_schemas import (
     MAX_ERRORS,
     PROBLEM_JSON,
-    Limits,
     Problem,
     ProblemBody,
     invalid_body,
     problem_response,
     request_models,
 )
+from urank.serve.server_settings import Limits
 
 SENT = "what was sent"
 

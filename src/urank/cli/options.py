@@ -46,8 +46,8 @@ def command(
     Args:
         settings: Settings class that describes the flags: each takes its help, bounds and default from a field.
         flags: Flag -> dotted path of the field, or several paths that all receive the value.
-        panels: Panel of the help -> paths of fields, separated by spaces. Their flags bear their names unless `flags`
-            has others, and their bounds are left to the settings class.
+        panels: Panel of the help -> paths of fields, separated by spaces. Those without a flag get one of their name,
+            whose bounds are left to the settings class.
     """
     panel_of = {path: panel for panel, text in (panels or {}).items() for path in text.split()}
     renamed = set((flags or {}).values())
@@ -68,7 +68,8 @@ def command(
                     field, default = _field(settings, paths[name][0])
                     if reader := _tuple_reader(flag, field):
                         readers[name] = reader
-                    parameters.append(_setting_parameter(name, flag, field, default, panel_of.get(paths[name][0])))
+                    panel, bounded = panel_of.get(paths[name][0]), flag not in named
+                    parameters.append(_setting_parameter(name, flag, field, default, panel, bounded))
             elif is_dataclass(hint) and isinstance(hint, type):
                 groups[parameter.name] = (hint, [field.name for field in fields(hint)])
                 parameters += _group_parameters(hint)
@@ -134,7 +135,9 @@ def _tuple_reader(flag: str, field: FieldInfo) -> Callable[[str], Any] | None:
     return lambda text: None if text == "auto" else tuple(part.strip() for part in text.split(","))
 
 
-def _setting_parameter(name: str, flag: str, field: FieldInfo, default: Any, panel: str | None) -> inspect.Parameter:
+def _setting_parameter(
+    name: str, flag: str, field: FieldInfo, default: Any, panel: str | None, bounded: bool
+) -> inspect.Parameter:
     """Make an option of a settings field; None leaves the setting alone."""
     kind: Any = _kind(field)
     metavar: str | None = None
@@ -149,7 +152,7 @@ def _setting_parameter(name: str, flag: str, field: FieldInfo, default: Any, pan
     options: dict[str, Any] = {"help": _sentence(field.description), "rich_help_panel": panel}
     if kind is not bool:
         options |= {"metavar": metavar, "show_default": shown}
-        for constraint in field.metadata if panel is None else ():
+        for constraint in field.metadata if bounded else ():
             if isinstance(constraint, annotated_types.Ge):
                 options["min"] = constraint.ge
             elif isinstance(constraint, annotated_types.Le):

@@ -27,7 +27,7 @@ class Limits(BaseModel):
 
     body_bytes: int = Field(16 * 2**20, ge=1_024, description="bytes of a body")
     candidates: int = Field(2_000, ge=1, le=1_000_000, description="largest number of candidates of a query")
-    queries: int = Field(100, ge=1, le=100_000, description="largest number of queries of a batch")
+    queries: int = Field(100, ge=1, le=1_000_000, description="largest number of queries of a batch")
     rows: int = Field(20_000, ge=1, le=10_000_000, description="largest number of candidates of a batch in total")
     json_bytes: int = Field(4 * 2**20, ge=1_024, description="bytes of a JSON body, which takes longer to parse")
     requests: int = Field(1_000, ge=1, le=100_000, description="largest number of concurrent requests per worker")
