@@ -72,11 +72,11 @@ def plan_command(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with a plot.")] = None,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
-    """Say how many users and days a test needs for a lift to be found, or which lift is found with so many.
+    """Compute how many users and days a test needs to find a lift, or which lift it finds with a given number.
 
-    One of `--lift`, `--days` and `--users` is given, and half and twice of it are told as well; each for a test that is
-    looked at once, at its end, and for one that is looked at every day and stopped when the lift is found. A log tells
-    how much users differ and how fast new ones come.
+    Give one of `--lift`, `--days` and `--users`; half and twice of it are planned as well, each for a test with a single
+    look at its end, and for one with daily looks that stops when the lift is found. A log shows how much users differ
+    and how fast new ones arrive.
 
     Examples: `urank abtest plan log.parquet --lift 0.02 --share 0.3`, `urank abtest plan log.parquet --days 14`,
     `urank abtest plan --lift 0.05 --mean 0.4 --deviation 1.1 --users-per-day 5000`
