@@ -74,7 +74,7 @@ def plan_command(
 ) -> None:
     """Compute how many users and days a test needs to find a lift, or which lift it finds with a given number.
 
-    Give one of `--lift`, `--days` and `--users`; half and twice of it are planned as well, each for a test with a single
+    Give one of `--lift`, `--days` and `--users`; half and twice of it are planned too, each for a test with a single
     look at its end, and for one with daily looks that stops when the lift is found. A log shows how much users differ
     and how fast new ones arrive.
 
