@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from urank.errors import DataError
 from urank.learning.features import Featurizer
 from urank.learning.networks import FeatureLayer
-from urank.log.columns import signed_log
+from urank.log.dataset import Block
+from urank.log.signed_log import signed_log
 
 ROWS = pl.DataFrame(
     {
@@ -27,8 +30,12 @@ ROWS = pl.DataFrame(
 ).with_columns(pl.col("price").fill_null(float("nan")))
 
 
+def block(frame: pl.DataFrame, offsets: Sequence[int] | None = None) -> Block:
+    return Block(pa.table({}), frame.to_arrow(), np.array([0, frame.height] if offsets is None else offsets))
+
+
 def fit(frame: pl.DataFrame = ROWS, **options: Any) -> Featurizer:
-    parts = [frame[:1].to_arrow(), frame[1:].to_arrow()]
+    parts = [block(frame[:1]), block(frame[1:])]
     return Featurizer.fit(parts, ["price", "score"], ["brand"], **options)
 
 
@@ -80,8 +87,8 @@ def test_layer_tells_of_missing_values() -> None:
 
 
 def test_features_of_one_kind_only() -> None:
-    only_text = Featurizer.fit([ROWS.to_arrow()], [], ["brand"], min_count=1)
+    only_text = Featurizer.fit([block(ROWS)], [], ["brand"], min_count=1)
     inputs = only_text.encode(ROWS)
     assert inputs.numeric.shape == (4, 0)
     assert inputs.categorical.shape == (4, 1)
-    assert Featurizer.fit([ROWS.to_arrow()], ["price"], []).encode(ROWS).categorical.shape == (4, 0)
+    assert Featurizer.fit([block(ROWS)], ["price"], []).encode(ROWS).categorical.shape == (4, 0)

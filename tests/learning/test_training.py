@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import urank
@@ -22,7 +24,16 @@ from urank.errors import DataError
 from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.learning.batches import Batch, Stream
 from urank.learning.features import Featurizer
-from urank.learning.training import History, TrainingConfig, choose_device, mean_loss, seeded, train
+from urank.learning.training import (
+    History,
+    Plan,
+    TrainingConfig,
+    choose_device,
+    mean_loss,
+    plan_for,
+    seeded,
+    train,
+)
 from urank.log import prepare
 from urank.log.dataset import Dataset
 from urank.storage import to_path
@@ -43,26 +54,43 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def featurizer(dataset: Dataset) -> Featurizer:
-    blocks = (block.items for block in dataset.blocks("train", dataset.features))
+    blocks = dataset.blocks("train", dataset.features)
     return Featurizer.fit(blocks, dataset.numeric, dataset.categorical)
 
 
 def loss(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)  # type: ignore[operator]
+    return click_loss(network.at(batch.numeric, batch.categorical, batch.item, batch.position), batch.click)  # type: ignore[operator]
 
 
 def run(
-    dataset: Dataset, featurizer: Featurizer, checkpoint: Path | None = None, **settings: object
+    dataset: Dataset,
+    featurizer: Featurizer,
+    checkpoint: Path | None = None,
+    *,
+    fail_after: int | None = None,
+    **settings: object,
 ) -> tuple[torch.nn.Module, History]:
-    config = TrainingConfig(**{"epochs": 6, "batch_lists": 32, "patience": 1, "reductions": 1, **settings})  # type: ignore[arg-type]
+    """A trained network; one that fails does so after so many rounds."""
+    measured = 0
+
+    def held_out(network: torch.nn.Module) -> float:
+        nonlocal measured
+        measured += 1
+        if fail_after is not None and measured > fail_after:
+            raise CrashError
+        return mean_loss(network, loss, valid)
+
+    config = TrainingConfig(**{"epochs": 6, "batch_lists": 32, **settings})  # type: ignore[arg-type]
     with seeded(3):
         network = build_network("monotone", featurizer, dataset.positions)
-    stream = Stream(dataset, "train", featurizer, batch_lists=config.batch_lists)
+    stream = Stream(dataset, "train", featurizer, collapse=True)
     valid = Stream(dataset, "valid", featurizer)
-    history = train(
-        network, loss, stream, lambda net: mean_loss(net, loss, valid), config, seed=3, checkpoint=checkpoint
-    )
+    history = train(network, loss, stream, held_out, config, seed=3, checkpoint=checkpoint)
     return network, history
+
+
+class CrashError(Exception):
+    """A crash."""
 
 
 def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
@@ -81,12 +109,58 @@ def test_same_seed_same_bits_and_it_learns(dataset: Dataset, featurizer: Featuri
     assert min(r["valid"] for r in history.rounds) == history.best
 
 
-def test_stops_early_with_smaller_steps(dataset: Dataset, featurizer: Featurizer) -> None:
-    _, history = run(dataset, featurizer, epochs=50, learning_rate=0.05)
+def test_the_rate_rises_and_falls(dataset: Dataset, featurizer: Featurizer) -> None:
+    _, history = run(dataset, featurizer, epochs=20, learning_rate=0.01, patience=20, batch_lists=10)
     steps = [r["step"] for r in history.rounds]
-    assert len(history.rounds) < 50
-    assert steps[0] == pytest.approx(0.05)
-    assert min(steps) == pytest.approx(0.05 * 0.3)
+    assert np.argmax(steps) == 1  # a tenth of 20 epochs
+    assert steps[1] == pytest.approx(0.01, rel=0.05)
+    assert steps[1:] == sorted(steps[1:], reverse=True)
+    assert 0 < steps[-1] < 0.01 * 0.01
+
+
+def test_stops_early(dataset: Dataset, featurizer: Featurizer) -> None:
+    _, history = run(dataset, featurizer, epochs=50, learning_rate=0.05, patience=2)
+    assert len(history.rounds) == history.best_round + 3 < 50
+
+
+def test_settings_win_over_the_plan() -> None:
+    default = plan_for(5_000)
+    assert TrainingConfig().plan(5_000) == default
+    assert TrainingConfig(epochs=7, learning_rate=0.5).plan(5_000) == Plan(7, default.batch_lists, 0.5)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_larger_logs_are_read_less_often_in_larger_batches(lists: int, more: int) -> None:
+    small, large = plan_for(min(lists, more)), plan_for(max(lists, more))
+    assert 1 <= large.epochs <= small.epochs
+    assert small.batch_lists <= 2 * large.batch_lists  # with fewer epochs, smaller batches keep the number of steps
+
+
+class TwoRates(torch.nn.Module):
+    """A network whose second weight learns faster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.fast = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+
+    def fast_parameters(self) -> list[str]:
+        return ["fast"]
+
+
+def test_fast_parameters_have_ten_times_the_rate_and_no_decay(dataset: Dataset, featurizer: Featurizer) -> None:
+    network = TwoRates()
+    stream = Stream(dataset, "train", featurizer, collapse=True)
+    config = TrainingConfig(epochs=1, learning_rate=1e-4, weight_decay=0.0)
+    moved = []
+    for decay in (0.0, 1000.0):
+        network = TwoRates()
+        settings = config.model_copy(update={"weight_decay": decay})
+        train(network, lambda net, _: net.slow.sum() + net.fast.sum(), stream, lambda _: 0.0, settings, seed=0)  # type: ignore[operator,union-attr]
+        moved.append((1 - network.slow.item(), 1 - network.fast.item()))
+    (slow, fast), (decayed, not_decayed) = moved
+    assert fast == pytest.approx(10 * slow, rel=1e-2)
+    assert not_decayed == fast
+    assert decayed > 10 * slow
 
 
 def test_rounds_within_an_epoch_cover_it_once(dataset: Dataset, featurizer: Featurizer) -> None:
@@ -99,7 +173,8 @@ def test_resumes_to_the_same_bits_from_any_round(dataset: Dataset, featurizer: F
     whole, _ = run(dataset, featurizer, epochs=4, patience=9)
     for stop in (1, 3):
         path = tmp_path / f"{stop}.safetensors"
-        run(dataset, featurizer, path, epochs=stop, patience=9)
+        with pytest.raises(CrashError):
+            run(dataset, featurizer, path, epochs=4, patience=9, fail_after=stop)
         resumed, history = run(dataset, featurizer, path, epochs=4, patience=9)
         assert same(whole, resumed)
         assert [r["round"] for r in history.rounds] == [0, 1, 2, 3]
@@ -108,7 +183,8 @@ def test_resumes_to_the_same_bits_from_any_round(dataset: Dataset, featurizer: F
 def test_a_checkpoint_may_be_elsewhere(dataset: Dataset, featurizer: Featurizer) -> None:
     path = to_path("memory://training/checkpoints/a.safetensors")
     try:
-        run(dataset, featurizer, path, epochs=1, patience=9)
+        with pytest.raises(CrashError):
+            run(dataset, featurizer, path, epochs=2, patience=9, fail_after=1)
         assert path.is_file()
         resumed, history = run(dataset, featurizer, path, epochs=2, patience=9)
     finally:

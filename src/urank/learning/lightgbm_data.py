@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from urank.errors import DataError
 from urank.learning.features import Featurizer, Inputs
-from urank.log.dataset import Dataset, RowGroup, sample_to_fit
+from urank.log.dataset import Dataset, RowGroup, drop_unseen, sample_to_fit
 from urank.progress import Report
 
 CHUNK_BYTES = 64 * 2**20
@@ -152,6 +152,7 @@ def lightgbm_dataset(
     *,
     extra: str | None,
     reference: lightgbm.Dataset | None = None,
+    shown: bool = False,
 ) -> lightgbm.Dataset:
     """Load a split into a LightGBM dataset, with the clicks as labels.
 
@@ -163,18 +164,19 @@ def lightgbm_dataset(
         params, report: parameters of LightGBM, and progress callback.
         extra: the name of the column after the features; None without one.
         reference: the dataset whose bins are reused.
+        shown: drop the items beyond the last position, which were not shown.
     """
-    groups = dataset.groups(split)
-    clicks = [dataset.read(group, ["click"]).column("click").astype(np.float32) for group in groups]
-    read, total = 0, dataset.rows(split)
+    groups, labelled = dataset.groups(split), drop_unseen(dataset) if shown else dataset
+    clicks = [labelled.read(group, ["click"]).column("click").astype(np.float32) for group in groups]
+    read, total = 0, sum(map(len, clicks))
 
     def done(rows: int) -> None:
         nonlocal read
         read += rows
         report(f"reading {split}", read, total)
 
-    reader = _RowGroupReader(dataset, featurizer, extra)
-    first, n = len(featurizer.numeric), len(featurizer.categorical)
+    reader = _RowGroupReader(dataset, featurizer, extra, shown)
+    first, n = len(featurizer.inputs), len(featurizer.categorical)
     rows: list[_RowGroupSequence] | Floats = [
         _RowGroupSequence(reader, group, len(click), done) for group, click in zip(groups, clicks, strict=True)
     ]
@@ -188,17 +190,20 @@ def lightgbm_dataset(
 class _RowGroupReader:
     """Read row groups as LightGBM rows; the last one is cached."""
 
-    def __init__(self, dataset: Dataset, featurizer: Featurizer, extra: str | None) -> None:
-        self.dataset, self.featurizer, self.extra = dataset, featurizer, extra
+    def __init__(self, dataset: Dataset, featurizer: Featurizer, extra: str | None, shown: bool) -> None:
+        self.dataset, self.featurizer, self.extra, self.shown = dataset, featurizer, extra, shown
         self.last: tuple[RowGroup, Floats] | None = None
 
     def matrix(self, group: RowGroup) -> Floats:
         if self.last is None or self.last[0] is not group:
             self.last = None  # never hold two
             columns = [*self.featurizer.names, *([] if self.extra is None else [self.extra])]
-            block = self.dataset.read(group, columns)
-            extra = None if self.extra is None else block.column(self.extra)
-            self.last = group, matrix(self.featurizer.encode(block.items), extra)
+            block = self.dataset.read(group, [*columns, "position"] if self.shown else columns)
+            if self.shown:
+                inputs, block = self.featurizer.encode_shown(block, self.dataset.positions)
+            else:
+                inputs = self.featurizer.encode(block.items, block.offsets)
+            self.last = group, matrix(inputs, None if self.extra is None else block.column(self.extra))
         return self.last[1]
 
 

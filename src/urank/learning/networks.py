@@ -45,11 +45,11 @@ class FeatureLayer(nn.Module):
 
     def __init__(self, featurizer: Featurizer) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor([f.mean for f in featurizer.numeric], dtype=torch.float32))
-        self.register_buffer("std", torch.tensor([f.std for f in featurizer.numeric], dtype=torch.float32))
-        indicated = [place for place, f in enumerate(featurizer.numeric) if f.missing]
+        self.register_buffer("mean", torch.tensor([f.mean for f in featurizer.inputs], dtype=torch.float32))
+        self.register_buffer("std", torch.tensor([f.std for f in featurizer.inputs], dtype=torch.float32))
+        indicated = [place for place, f in enumerate(featurizer.inputs) if f.missing]
         self.register_buffer("indicated", torch.tensor(indicated, dtype=torch.int64))
-        self.width = len(featurizer.numeric) + len(indicated)
+        self.width = len(featurizer.inputs) + len(indicated)
 
     def forward(self, numeric: Tensor) -> Tensor:
         missing = torch.isnan(numeric)

@@ -1,4 +1,7 @@
-"""The one training loop of all networks: rounds over streamed lists, early stopping, checkpoints, progress.
+"""The one training loop of all networks: rounds over streamed lists, a fixed schedule, checkpoints, progress.
+
+The learning rate rises linearly over the first tenth of the training and falls linearly to zero over the rest. It
+depends only on the share of the lists processed, so it is the same for all workers and after a crash.
 
 A round is an epoch, or a part of one if the log is large; after each, the held-out loss is measured and a checkpoint is
 written. All randomness of a round follows from the seed and the number of the round, so a run that crashed resumes from
@@ -16,8 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import log2
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,26 +39,78 @@ from urank.storage import new_file
 Loss = Callable[[nn.Module, Batch], Tensor]
 Weights = dict[str, Tensor]
 
+WARM_UP = 0.1
+"""Share of the training in which the learning rate rises."""
+
+FAST = 10.0
+"""Learning rate of `fast_parameters` relative to the others."""
+
+STEPS = 1_500
+"""About the number of steps of a training, unless batches would be too small or too large."""
+
 
 class TrainingConfig(BaseModel):
     """Settings of the training of a network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: int = Field(30, ge=1, description="maximum passes over the training data; early stopping may need fewer")
-    patience: int = Field(2, ge=1, description="rounds without improvement before the learning rate is reduced")
-    reductions: int = Field(2, ge=0, description="learning rate reductions before training stops")
-    batch_lists: int = Field(256, ge=1, description="lists per batch")
-    learning_rate: float = Field(3e-3, gt=0, description="learning rate of AdamW")
-    weight_decay: float = Field(1e-3, ge=0, description="weight decay of AdamW")
+    epochs: int | None = Field(
+        None, ge=1, description="passes over the training data; by default 4 to 15, fewer for more lists"
+    )
+    patience: int = Field(5, ge=1, description="rounds without improvement before training stops")
+    batch_lists: int | None = Field(
+        None, ge=1, description="distinct lists per batch; by default 16 to 1,024, more for more lists"
+    )
+    learning_rate: float | None = Field(None, gt=0, description="highest learning rate of AdamW; 0.004 by default")
+    weight_decay: float = Field(0.1, ge=0, description="weight decay of AdamW")
     clip: float = Field(5.0, gt=0, description="maximum gradient norm")
     round_rows: int = Field(4_000_000, ge=1, description="impressions between evaluations of the held-out loss")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device to train networks on")
 
+    def plan(self, lists: int) -> Plan:
+        """Choose what is not set by the number of distinct lists of the train split; see `plan_for`."""
+        default = plan_for(lists)
+        return Plan(
+            self.epochs or default.epochs,
+            self.batch_lists or default.batch_lists,
+            self.learning_rate or default.learning_rate,
+        )
+
+
+class Plan(NamedTuple):
+    """The length of a training, the size of its steps, and the learning rate."""
+
+    epochs: int
+    batch_lists: int
+    learning_rate: float
+
+
+def plan_for(lists: int) -> Plan:
+    """Choose a plan by the number of distinct lists of the train split.
+
+    One or two thousand steps suffice for most logs: small logs are read more often in smaller batches, down to 16
+    lists, and large ones less often in larger batches, up to 1,024.
+
+    >>> plan_for(2_000), plan_for(100_000)
+    (Plan(epochs=15, batch_lists=16, learning_rate=0.004), Plan(epochs=6, batch_lists=512, learning_rate=0.004))
+    """
+    epochs = 15 if lists < 5_000 else 10 if lists < 20_000 else 6 if lists < 200_000 else 4
+    batch_lists = 2 ** round(log2(max(1, epochs * lists / STEPS)))
+    return Plan(epochs, min(max(batch_lists, 16), 1024), 4e-3)
+
+
+def rate_share(progress: float) -> float:
+    """Return the learning rate as a share of the highest, by the share of the training that is done.
+
+    >>> [round(rate_share(progress), 3) for progress in (0.0, 0.05, 0.1, 0.55, 1.0)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    return max(0.0, min(progress / WARM_UP, (1 - progress) / (1 - WARM_UP)))
+
 
 @dataclass
 class History:
-    """The course of training: for each round its number, train and valid loss, step size, rows and seconds."""
+    """The course of training: for each round its number, train and valid loss, last step size, rows and seconds."""
 
     rounds: list[dict[str, float]] = field(default_factory=list)
     best: float = float("inf")
@@ -67,10 +123,9 @@ class _Schedule:
 
     epoch: int = 0
     done_groups: int = 0
+    done_lists: int = 0
     round: int = 0
     waited: int = 0
-    reduced: int = 0
-    finished: bool = False
 
 
 def train(
@@ -88,6 +143,9 @@ def train(
 ) -> History:
     """Train a network in place; it ends with the weights of its best round.
 
+    A network may have a method `fast_parameters` that returns the names of parameters with ten times the learning rate
+    and no weight decay, such as biases and position curves.
+
     Args:
         network, loss: the network, and the mean loss of a batch.
         stream, held_out: the train split, and the loss for early stopping.
@@ -101,31 +159,37 @@ def train(
     step: nn.Module = _LossModule(network, loss)
     if distributed.size() > 1:
         step = DistributedDataParallel(step, forward_sync_buffers=False)
-    run = _TrainingRun(network, config)
+    epoch_lists = sum(group.lists for group in stream.groups)
+    plan = config.plan(round(epoch_lists / stream.repeats))
+    run = _TrainingRun(network, plan.learning_rate, config.weight_decay)
     if checkpoint is not None:
         saved = distributed.broadcast_bytes(lambda: checkpoint.read_bytes() if checkpoint.exists() else b"")
         if saved:
             run.restore(saved, checkpoint)
-    history, schedule, all_rows = run.history, run.schedule, config.epochs * stream.rows
-    while not schedule.finished and schedule.epoch < config.epochs:
+    history, schedule, all_rows = run.history, run.schedule, plan.epochs * stream.rows
+    while schedule.waited < config.patience and schedule.epoch < plan.epochs:
         started, done = time.perf_counter(), schedule.epoch * stream.rows
         note = f"loss {history.rounds[-1]['valid']:.4f} " if history.rounds else ""
 
         def progress(rows: int, mean: float, done: int = done, note: str = note) -> None:
             report(name, done + rows, all_rows, f"{note}train {mean:.4f}")
 
+        def set_rate(lists: float, before: int = schedule.epoch * epoch_lists + schedule.done_lists) -> None:
+            run.set_rate((before + lists) / (plan.epochs * epoch_lists))
+
         groups = _next_groups(stream, config, seed, schedule)
-        batches = stream.batches(groups, shuffle=(seed, schedule.epoch))
+        batches = stream.batches(groups, shuffle=(seed, schedule.epoch), batch_lists=plan.batch_lists)
         with seeded(seed * 1_000_003 + schedule.round + 7_919 * distributed.rank()):
-            mean, rows = _run_round(step, run.optimiser, batches, config.clip, progress, weigh)
+            mean, rows = _run_round(step, run.optimiser, batches, config.clip, set_rate, progress, weigh)
         valid = held_out(network)
         losses = {"round": schedule.round, "train": mean, "valid": valid, "step": run.optimiser.param_groups[0]["lr"]}
         history.rounds.append({**losses, "rows": rows, "seconds": time.perf_counter() - started})
         run.keep_best(valid)
         schedule.round += 1
         schedule.done_groups += len(groups)
+        schedule.done_lists += sum(stream.groups[group].lists for group in groups)
         if schedule.done_groups >= len(stream.groups):
-            schedule.epoch, schedule.done_groups = schedule.epoch + 1, 0
+            schedule.epoch, schedule.done_groups, schedule.done_lists = schedule.epoch + 1, 0, 0
         if checkpoint is not None and distributed.rank() == 0:
             run.save(checkpoint)
     report(name, all_rows, all_rows, f"loss {history.best:.4f}")
@@ -142,15 +206,15 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def mean_loss(network: nn.Module, loss: Loss, stream: Stream) -> float:
-    """Compute the mean loss over the rows of a split, without dropout and gradients."""
+def mean_loss(network: nn.Module, loss: Loss, stream: Stream, *, weigh: Callable[[Batch], int] = len) -> float:
+    """Compute the mean loss over the rows of a split, or what `weigh` counts, without dropout and gradients."""
     device = next(network.parameters()).device
     total, rows, training = 0.0, 0, network.training
     network.eval()
     with torch.inference_mode():
         for batch in stream.batches():
-            total += float(loss(network, batch.to(device))) * len(batch)
-            rows += len(batch)
+            total += float(loss(network, batch.to(device))) * weigh(batch)
+            rows += weigh(batch)
     network.train(training)
     loss_sum, count = distributed.all_reduce_sum([total, rows])
     return loss_sum / max(count, 1)
@@ -177,27 +241,27 @@ class _LossModule(nn.Module):
         return self._loss(self.network, batch)
 
 
-def _weighted_batches(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -> Iterator[tuple[Batch, float]]:
-    """Pair a worker's batches with their weights in the mean over workers.
+def _weighted_batches(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -> Iterator[tuple[Batch, float, float]]:
+    """Iterate over a worker's batches, with their weights in the mean over workers and the lists of all workers.
 
     Workers may have a few batches more or less than others, but all must take part in each step: a worker without a
     batch left repeats its last one with weight 0.
     """
     workers = distributed.size()
     if workers == 1:
-        yield from ((batch, 1.0) for batch in batches)
+        yield from ((batch, 1.0, batch.lists) for batch in batches)
         return
     last: Batch | None = None
     while True:
         batch = next(batches, None)
         last = batch if batch is not None else last
-        own = 0 if batch is None else weigh(batch)
-        weights, lacking = distributed.all_reduce_sum([own, last is None])
+        own, own_lists = (0, 0) if batch is None else (weigh(batch), batch.lists)
+        weights, lists, lacking = distributed.all_reduce_sum([own, own_lists, last is None])
         if not weights:
             return
         if last is None or lacking:
             raise TooFewError(f"there are fewer training lists than the {workers} workers; use fewer workers")
-        yield last, own * workers / weights
+        yield last, own * workers / weights, lists
 
 
 def _run_round(
@@ -205,14 +269,17 @@ def _run_round(
     optimiser: torch.optim.Optimizer,
     batches: Iterator[Batch],
     clip: float,
+    set_rate: Callable[[float], None],
     progress: Callable[[int, float], None],
     weigh: Callable[[Batch], int],
 ) -> tuple[float, int]:
     """Take a step for each batch; return the mean loss and the rows of all workers."""
     step.train()
     parameters = list(step.parameters())
-    total, weights, rows, reported = 0.0, 0, 0, time.perf_counter()
-    for batch, weight in _weighted_batches(batches, weigh):
+    total, weights, rows, lists, reported = 0.0, 0, 0, 0.0, time.perf_counter()
+    for batch, weight, step_lists in _weighted_batches(batches, weigh):
+        set_rate(lists + step_lists / 2)
+        lists += step_lists
         optimiser.zero_grad(set_to_none=True)
         value = step(batch.to(parameters[0].device))
         (value if weight == 1 else value * weight).backward()
@@ -250,39 +317,41 @@ def _next_groups(stream: Stream, config: TrainingConfig, seed: int, schedule: _S
 class _TrainingRun:
     """A network in training, with everything that a checkpoint contains."""
 
-    def __init__(self, network: nn.Module, config: TrainingConfig) -> None:
-        self.network, self.config = network, config
-        rate, decay = config.learning_rate, config.weight_decay
-        self.optimiser = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay)
+    def __init__(self, network: nn.Module, rate: float, decay: float) -> None:
+        self.network = network
+        find = getattr(network, "fast_parameters", None)
+        names = set(find()) if find is not None else set()
+        slow = [parameter for name, parameter in network.named_parameters() if name not in names]
+        fast = [parameter for name, parameter in network.named_parameters() if name in names]
+        groups = [{"params": slow, "weight_decay": decay}, {"params": fast, "weight_decay": 0.0}]
+        self.rates = [rate, FAST * rate][: 1 + bool(fast)]
+        self.optimiser = torch.optim.AdamW(groups[: len(self.rates)], fused=True)
         self.history, self.schedule = History(), _Schedule()
         self.best = self._weights()
 
     def _weights(self) -> Weights:
         return {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
 
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate of the next step."""
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * rate_share(progress)
+
     def keep_best(self, valid: float) -> None:
-        """Keep the weights if they are the best; when patience ends, go back with a smaller step size, or stop."""
+        """Keep the weights if they are the best."""
         history, schedule = self.history, self.schedule
         if valid < history.best:
             history.best, history.best_round, schedule.waited = valid, schedule.round, 0
             self.best = self._weights()
-            return
-        schedule.waited += 1
-        if schedule.waited >= self.config.patience:
-            schedule.waited = 0
-            schedule.reduced += 1
-            schedule.finished = schedule.reduced > self.config.reductions
-            self.network.load_state_dict(self.best)
-            for group in self.optimiser.param_groups:
-                group["lr"] *= 0.3
+        else:
+            schedule.waited += 1
 
     def save(self, path: Path) -> None:
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{key}": torch.as_tensor(tensor) for key, tensor in state.items()}
-        steps = [group["lr"] for group in self.optimiser.param_groups]
-        state = json.dumps({"history": asdict(self.history), "place": asdict(self.schedule), "step": steps})
+        state = json.dumps({"history": asdict(self.history), "place": asdict(self.schedule)})
         with new_file(path) as working:
             save_file({k: v.contiguous() for k, v in tensors.items()}, working, metadata={"state": state})
 
@@ -300,8 +369,6 @@ class _TrainingRun:
             for name, tensor in parts["optimiser"].items():
                 number, _, key = name.partition(".")
                 state["state"].setdefault(int(number), {})[key] = tensor
-            for group, step in zip(state["param_groups"], run["step"], strict=True):
-                group["lr"] = step
             self.optimiser.load_state_dict(state)
             self.history, self.schedule = History(**run["history"]), _Schedule(**run["place"])
             self.best = parts["best"]
