@@ -47,8 +47,9 @@ def test_contract(family: str, backbone: str) -> None:
         assert torch.isfinite(table).all()
         assert (table < 0).all()
         position = torch.from_numpy(np.random.default_rng(1).integers(1, K + 1, 50))
-        at = model.at(numeric, categorical, position)
-        torch.testing.assert_close(at, table[torch.arange(50), position - 1])
+        item = torch.from_numpy(np.random.default_rng(2).integers(0, 50, 50))
+        at = model.at(numeric, categorical, item, position)
+        torch.testing.assert_close(at, table[item, position - 1])
         torch.testing.assert_close(model(numeric[3:4], categorical[3:4]), table[3:4])  # a batch is its rows
         assert torch.equal(network(family, backbone)(numeric, categorical), table)  # the same seed, the same network
         assert not torch.equal(network(family, backbone, seed=1)(numeric, categorical), table)
@@ -160,7 +161,7 @@ def test_deepfm_is_one_on_any_backbone() -> None:
 
 
 def test_every_network_is_a_family_of_click_models() -> None:
-    assert set(get_args(ClickFamily)) == {*FAMILIES, "gbdt"}
+    assert set(get_args(ClickFamily)) == {*FAMILIES, "gbdt", "shrunk"}
 
 
 @given(st.floats(-60, -1e-6))

@@ -44,8 +44,7 @@ def prepared(log: pl.DataFrame, folder: Path, **shares: float) -> Dataset:
 
 
 def fitted_featurizer(dataset: Dataset) -> Featurizer:
-    items = (block.items for block in dataset.blocks("train", dataset.features))
-    return Featurizer.fit(items, dataset.numeric, dataset.categorical)
+    return Featurizer.fit(dataset.blocks("train", dataset.features), dataset.numeric, dataset.categorical)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 A click model may rank well and still predict 0.20 where one in ten is clicked; ratios and sums of its table are then
 wrong. A `Calibration` maps the probabilities of each position, `log_ctr[rows, K] -> log_ctr[rows, K]`, by an increasing
-curve. It is a torch module of operations that ONNX has, so that Python and an exported model share one formula.
+curve. It is a torch module of operations that ONNX has, so that Python and an exported graph compute the same formula.
 
 Both kinds shrink towards the identity: a position with few clicks moves little, one without rows not at all. An
 increasing curve keeps the order of items within a position, but not between positions: `monotone` takes the running
@@ -41,7 +41,7 @@ FLOOR = 1e-6
 """Bounds of an isotonic curve: this and one minus this."""
 
 # log P = −1e-7 is the last float32 below P = 1 that has a logit; `families.log1m_exp` clamps at the same place.
-_HIGHEST = -1e-7
+HIGHEST = -1e-7
 _LOWEST = -50.0
 _CHUNK_ROWS = 1024  # the ramps of that many rows fit the cache
 
@@ -197,12 +197,12 @@ def logit_of_log(log_p: Tensor) -> Tensor:
     >>> bool(torch.allclose(logit_of_log(torch.log(p)), torch.logit(p)))
     True
     """
-    log_p = torch.clamp(log_p, max=_HIGHEST)
+    log_p = torch.clamp(log_p, max=HIGHEST)
     return log_p - torch.log(torch.tanh(-log_p / 2)) - softplus(log_p)
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """Compute log(1 / (1 + e⁻ˣ)); torch's own is exported as log(sigmoid(x)), −∞ in ONNX Runtime from x = −19 on.
+    """Compute log(1 / (1 + e⁻ˣ)) as −softplus(−x), the form in which it is exported.
 
     >>> bool(torch.isclose(log_sigmoid(torch.tensor(0.5)), torch.nn.functional.logsigmoid(torch.tensor(0.5))))
     True
@@ -211,7 +211,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 
 def running_minimum(table: Tensor) -> Tensor:
-    """Compute the running minimum of each row `[rows, K]`; `torch.cummin` cannot be exported to ONNX.
+    """Compute the running minimum of each row `[rows, K]`.
 
     >>> running_minimum(torch.tensor([[3.0, 1.0, 2.0]])).tolist()
     [[3.0, 1.0, 1.0]]
@@ -337,5 +337,5 @@ def _check_rows(
         if not sound.all():
             row = int(np.argmin(sound))
             raise ValueError(f"{requirement}; got {values[row]} at row {row}")
-    bounded = np.clip(np.asarray(log_ctr, dtype=np.float64), _LOWEST, _HIGHEST)
+    bounded = np.clip(np.asarray(log_ctr, dtype=np.float64), _LOWEST, HIGHEST)
     return bounded, np.asarray(position, dtype=np.int64), np.asarray(click, dtype=np.float64)

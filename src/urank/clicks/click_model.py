@@ -65,10 +65,15 @@ class ClickModel:
         counts = {family: families.count(family) for family in dict.fromkeys(families)}
         return " + ".join(family if n == 1 else f"{family} ×{n}" for family, n in counts.items())
 
-    def log_ctr(self, inputs: Inputs | pl.DataFrame | pa.Table) -> NDArray[np.float32]:
-        """Predict log P(click | item, k) `[rows, K]` of encoded inputs, or of a table of raw features."""
+    def log_ctr(
+        self, inputs: Inputs | pl.DataFrame | pa.Table, offsets: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """Predict log P(click | item, k) `[rows, K]` of encoded inputs, or of a table of raw features.
+
+        `offsets` are the bounds of the lists of a table; by default as in `Featurizer.encode`.
+        """
         if not isinstance(inputs, Inputs):
-            inputs = self.featurizer.encode(inputs)
+            inputs = self.featurizer.encode(inputs, offsets)
         table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
         return calibrate(self.calibration, table).astype(np.float32)
 

@@ -1,13 +1,14 @@
 """Families of neural click models: a head on a shared backbone decides how clicks depend on the position.
 
 Each is a module whose `forward(numeric, categorical)` returns `log_ctr[rows, K]`, log P(click | item, position),
-computed in log space throughout. `at(numeric, categorical, position)` returns the entry of one position for each row,
-which is all that training needs.
+computed in log space throughout. `at(numeric, categorical, item, position)` returns the entries of some items and
+positions, which is all that training needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,10 @@ class Head(nn.Module):
         self.backbone = build_backbone(backbone, featurizer, hidden, dropout)
         self.output = nn.Linear(self.backbone.width, self.outputs or positions)
 
+    def fast_parameters(self) -> list[str]:
+        """Return the names of parameters that learn faster, without decay: the bias of the head, and the curve."""
+        return [name for name, _ in self.named_parameters() if name in ("output.bias", "steps")]
+
     def table(self, outputs: Tensor) -> Tensor:
         """Compute the table `[rows, K]` from the outputs of the linear layer."""
         raise NotImplementedError
@@ -41,10 +46,10 @@ class Head(nn.Module):
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         return self.table(self.output(self.backbone(numeric, categorical)))
 
-    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
-        """Compute log P(click) `[rows]` at one 1-based position for each row."""
+    def at(self, numeric: Tensor, categorical: Tensor, item: Tensor, position: Tensor) -> Tensor:
+        """Compute log P(click) `[rows]` of the indices of items and their 1-based positions, `[rows]` each."""
         table: Tensor = self(numeric, categorical)
-        return table.gather(1, position[:, None] - 1)[:, 0]
+        return table.flatten().gather(0, item * self.positions + position - 1)
 
 
 class VectorHead(Head):
@@ -114,8 +119,8 @@ class PositionHead(Head):
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(self.mix(outputs[:, None, :] + self.places.weight)[:, :, 0])
 
-    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
-        outputs = self.output(self.backbone(numeric, categorical))
+    def at(self, numeric: Tensor, categorical: Tensor, item: Tensor, position: Tensor) -> Tensor:
+        outputs = self.output(self.backbone(numeric, categorical)).index_select(0, item)
         return log_sigmoid(self.mix(outputs + self.places(position - 1))[:, 0])
 
 
@@ -132,7 +137,7 @@ class DeepFMHead(Head):
 
     def __init__(self, featurizer: Featurizer, positions: int, _: Backbone, *shape: Any) -> None:
         place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has code k
-        fields = Featurizer(featurizer.numeric, (*featurizer.categorical, place))
+        fields = replace(featurizer, categorical=(*featurizer.categorical, place))
         super().__init__(fields, positions, "deepfm", *shape)
 
     def table(self, outputs: Tensor) -> Tensor:
@@ -141,9 +146,9 @@ class DeepFMHead(Head):
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         return self.table(self.output(self.backbone.for_each_last(numeric, categorical)))
 
-    def at(self, numeric: Tensor, categorical: Tensor, position: Tensor) -> Tensor:
-        fields = torch.cat([categorical, position[:, None]], dim=1)
-        return self.table(self.output(self.backbone(numeric, fields)))
+    def at(self, numeric: Tensor, categorical: Tensor, item: Tensor, position: Tensor) -> Tensor:
+        fields = torch.cat([categorical[item], position[:, None]], dim=1)
+        return self.table(self.output(self.backbone(numeric[item], fields)))
 
 
 _HEADS: dict[NetworkFamily, type[Head]] = {

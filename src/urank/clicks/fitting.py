@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,20 +20,19 @@ from urank import distributed
 from urank.clicks.calibration import Calibration, CalibrationKind, fit_calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks, log_mean_exp
 from urank.clicks.families import Head, NetworkFamily, build_network, click_loss
+from urank.clicks.shrunk import Evidence, ShrunkClicks, ShrunkNetwork, finish, fit_shares, joint_loss
 from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt
 from urank.learning.batches import Batch, Stream, train_and_valid
-from urank.learning.features import Featurizer, Inputs, fit_featurizer
+from urank.learning.features import Featurizer, Inputs, WithinList, fit_featurizer
 from urank.learning.networks import Backbone
-from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
+from urank.learning.training import History, Loss, TrainingConfig, mean_loss, seeded, train
 from urank.log.dataset import Dataset
-from urank.log.ragged import at_positions
 from urank.progress import Report, silent
 from urank.storage import remove_folder
 
-ClickFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
+ClickFamily = Literal["shrunk", "vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
-AUTO: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector")
-"""The families of `auto`; the best one, or the mean of all, is kept by held-out log loss."""
+DEFAULT: tuple[ClickFamily, ...] = ("shrunk",)
 
 
 class ClickConfig(BaseModel):
@@ -42,33 +41,50 @@ class ClickConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     families: tuple[ClickFamily, ...] = Field(
-        AUTO,
+        DEFAULT,
         min_length=1,
-        description="click model families: **monotone**, one falling curve, steeper or flatter by item; "
-        "**factorised**, examination(item, k) · relevance(item); **vector**, K outputs (the paper's A1); **position**, "
-        "position as an input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, "
-        "one curve for all items. The best by held-out log loss is kept, or the mean of all if it is better",
+        description="click model families: **shrunk**, relevance from networks and trees, attention as item-specific "
+        "as the log supports; **monotone**, one falling curve, steeper or flatter by item; **factorised**, "
+        "examination(item, k) · relevance(item); **vector**, K outputs (the paper's A1); **position**, position as an "
+        "input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, one curve for all "
+        "items. The best by held-out log loss is kept, or the mean of all if it is better",
     )
     mix: bool = Field(False, description="always keep the mean of all families")
     ensemble: int = Field(1, ge=1, le=100, description="number of random seeds whose predictions are averaged")
     backbone: Backbone = Field("mlp", description="backbone of the networks: a multilayer perceptron, or a DeepFM")
-    hidden: tuple[int, ...] = Field((128, 64), min_length=1, description="sizes of the hidden layers")
-    dropout: float = Field(0.05, ge=0, lt=1, description="dropout rate of the hidden layers")
-    calibration: CalibrationKind = Field(
-        "temperature", description="calibration of P(click) by position, fitted on the validation split"
+    hidden: tuple[int, ...] | None = Field(
+        None, min_length=1, description="sizes of the hidden layers; by default 64 for shrunk, 128 and 64 for others"
+    )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="dropout rate of the hidden layers; by default 0.2 for shrunk, 0 for others"
+    )
+    calibration: CalibrationKind | None = Field(
+        None,
+        description="calibration of P(click) by position, fitted on the validation split; by default none for shrunk, "
+        "whose weights are fitted there, and temperature for others",
     )
     min_count: int = Field(5, ge=1, description="minimum number of occurrences of a category with its own embedding")
+    within_list: WithinList = Field(
+        "auto",
+        description="numeric features that are also compared within their list, by z-score, rank and list mean: names, "
+        "**auto** for all that vary within lists, or **off**",
+    )
     training: TrainingConfig = TrainingConfig()
     trees: GbdtConfig = GbdtConfig()
     seed: int = Field(0, ge=0, description="random seed")
 
     def network(self, family: NetworkFamily, featurizer: Featurizer, positions: int) -> Head:
         """Build a network with fresh weights from torch's global generator."""
-        hidden, dropout = self.hidden, self.dropout
+        hidden, dropout = self.hidden or (128, 64), self.dropout or 0.0
         return build_network(family, featurizer, positions, backbone=self.backbone, hidden=hidden, dropout=dropout)
 
+    def shrunk(self, featurizer: Featurizer, positions: int) -> ShrunkNetwork:
+        """Build the networks of the shrunk family with fresh weights from torch's global generator."""
+        dropout = 0.2 if self.dropout is None else self.dropout
+        return ShrunkNetwork(featurizer, positions, self.hidden or (64,), dropout)
 
-MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
+
+MONOTONE_FAMILIES = ("shrunk", "monotone", "pbm", "gbdt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +96,7 @@ class Fit:
         reference: a position-based model for comparison; None if not requested.
         tried: one member of each family alone, calibrated too.
         valid_loss, histories: held-out log loss of every member and training rounds of every network, by name.
+        evidence: what the log supports of the shrunk family; None for others.
     """
 
     model: ClickModel
@@ -87,6 +104,7 @@ class Fit:
     tried: dict[str, ClickModel]
     valid_loss: dict[str, float]
     histories: dict[str, History]
+    evidence: Evidence | None = None
 
 
 def fit_clicks(
@@ -104,17 +122,17 @@ def fit_clicks(
         reference: also train a position-based model for comparison.
         checkpoints, report: folder from which an interrupted run resumes, and progress callback.
     """
-    featurizer = fit_featurizer(dataset, min_count=config.min_count)
+    featurizer = fit_featurizer(dataset, min_count=config.min_count, within_list=config.within_list)
     if checkpoints is not None:
         distributed.broadcast(lambda: _claim(checkpoints, dataset, config))
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)
-    pbm = trainer.calibrated([trainer.member("pbm", config.seed)]) if reference else None
     first = {family: trainer.member(family, config.seed) for family in config.families}
+    pbm = trainer.calibrated([trainer.position_based(first)]) if reference else None
     kept = config.families if config.mix else trainer.best(first)
     more = [(family, config.seed + n) for family in kept for n in range(1, config.ensemble)]
     members = [*(first[family] for family in kept), *(trainer.member(family, seed) for family, seed in more)]
     tried: dict[str, ClickModel] = {family: trainer.calibrated([member]) for family, member in first.items()}
-    return Fit(trainer.calibrated(members), pbm, tried, trainer.losses, trainer.histories)
+    return Fit(trainer.calibrated(members), pbm, tried, trainer.losses, trainer.histories, trainer.evidence)
 
 
 def predictions(model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None) -> Predictions:
@@ -122,7 +140,7 @@ def predictions(model: ClickModel, dataset: Dataset, split: str, *, most_rows: i
 
     With `most_rows`, stop after the row group that reaches this many rows.
     """
-    stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True)
+    stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True, values=False)
     return _at_logged_positions(stream, model.log_ctr, most_rows)
 
 
@@ -132,13 +150,14 @@ def _at_logged_positions(
     parts = []
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
-        parts.append((at_positions(log_ctr(lists.inputs), lists.position), lists.position, lists.click))
+        log_p = log_ctr(lists.inputs)[lists.item, lists.position - 1]
+        parts.append((log_p, lists.position, lists.click))
         if most_rows is not None and sum(len(part[1]) for part in parts) >= most_rows:
             break
     if not parts:
         return np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)
-    log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return log_p, position, click
+    all_log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return all_log_p, position, click
 
 
 class _Trainer:
@@ -149,18 +168,39 @@ class _Trainer:
     ) -> None:
         self.dataset, self.featurizer, self.config = dataset, featurizer, config
         self.checkpoints, self.report = checkpoints, report
-        lists = config.training.batch_lists
-        self.train_split, self.valid_split = train_and_valid(dataset, featurizer, lists, shown=True)
+        self.train_split, self.valid_split = train_and_valid(dataset, featurizer, shown=True, values=False)
         self.losses: dict[str, float] = {}
         self.histories: dict[str, History] = {}
+        self.evidence: Evidence | None = None
         self._done: dict[str, Member] = {}
 
     def member(self, family: ClickFamily, seed: int) -> Member:
         """Return a trained member, cached by family and seed."""
         name = f"{family}-{seed}"
         if name not in self._done:
-            self._done[name] = self._gbdt(name, seed) if family == "gbdt" else self._network(name, family, seed)
+            by_family = {"gbdt": self._gbdt, "shrunk": self._shrunk}
+            fit = by_family.get(family, partial(self._network, family=family))
+            self._done[name] = fit(name=name, seed=seed)
         return self._done[name]
+
+    def position_based(self, members: Mapping[ClickFamily, Member]) -> Member:
+        """Return a position-based model: the shrunk one with one slope for all if there is one, else one of its own."""
+        shrunk = members.get("shrunk")
+        if isinstance(shrunk, ShrunkClicks):
+            return shrunk.position_based()
+        return self.member("pbm", self.config.seed)
+
+    def _shrunk(self, name: str, seed: int) -> Member:
+        with seeded(seed):
+            network = self.config.shrunk(self.featurizer, self.dataset.positions)
+        fit_shares(network, self.train_split)
+        self._train(network, joint_loss, name, seed, weigh=lambda batch: batch.lists)
+        network.cpu()
+        splits = (self.train_split, self.valid_split)
+        member, evidence = finish(network, *splits, self.featurizer, seed=seed, report=self.report)
+        self.evidence = self.evidence or evidence
+        self.losses[name] = distributed.broadcast(lambda: self._log_loss([member]))
+        return member
 
     def _gbdt(self, name: str, seed: int) -> Member:
         def grown() -> str:
@@ -172,17 +212,20 @@ class _Trainer:
         return member
 
     def _network(self, name: str, family: Any, seed: int) -> Member:
-        config = self.config
-        checkpoint = self.checkpoints / f"{name}.safetensors" if self.checkpoints is not None else None
         with seeded(seed):
-            network = config.network(family, self.featurizer, self.dataset.positions)
-        held_out = partial(mean_loss, loss=_loss, stream=self.valid_split)
-        progress: dict[str, Any] = {"report": self.report, "name": f"train {name}"}
-        self.histories[name] = train(
-            network, _loss, self.train_split, held_out, config.training, seed=seed, checkpoint=checkpoint, **progress
-        )
+            network = self.config.network(family, self.featurizer, self.dataset.positions)
+        self._train(network, _loss, name, seed)
         self.losses[name] = self.histories[name].best
         return NetworkClicks(family, network)
+
+    def _train(
+        self, network: nn.Module, loss: Loss, name: str, seed: int, *, weigh: Callable[[Batch], int] = len
+    ) -> None:
+        checkpoint = self.checkpoints / f"{name}.safetensors" if self.checkpoints is not None else None
+        held_out = partial(mean_loss, loss=loss, stream=self.valid_split, weigh=weigh)
+        options: dict[str, Any] = {"seed": seed, "checkpoint": checkpoint, "weigh": weigh}
+        options |= {"report": self.report, "name": f"train {name}"}
+        self.histories[name] = train(network, loss, self.train_split, held_out, self.config.training, **options)
 
     def best(self, first: dict[ClickFamily, Member]) -> tuple[ClickFamily, ...]:
         """Select families by held-out log loss: the best one, or all if the mean of their tables is better."""
@@ -195,11 +238,13 @@ class _Trainer:
     def calibrated(self, members: list[Member]) -> ClickModel:
         """Calibrate the mean of members on the validation split."""
         monotone = all(member.family in MONOTONE_FAMILIES for member in members)
+        shrunk = all(member.family == "shrunk" for member in members)
+        kind = self.config.calibration or ("none" if shrunk else "temperature")
 
         def fitted() -> dict[str, Any]:
             log_p, position, click = self._at_logged(members)
             K = self.dataset.positions
-            return fit_calibration(self.config.calibration, log_p, position, click, K, monotone=monotone).to_dict()
+            return fit_calibration(kind, log_p, position, click, K, monotone=monotone).to_dict()
 
         calibration = Calibration.from_dict(distributed.broadcast(fitted))
         return ClickModel(self.featurizer, self.dataset.positions, tuple(members), calibration)
@@ -219,7 +264,7 @@ class _Trainer:
 def _loss(network: nn.Module, batch: Batch) -> Tensor:
     """Compute the loss of Eq. 2 on a batch, at the logged positions."""
     assert isinstance(network, Head)  # noqa: S101 - for mypy
-    return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)
+    return click_loss(network.at(batch.numeric, batch.categorical, batch.item, batch.position), batch.click)
 
 
 def _claim(folder: Path, dataset: Dataset, config: ClickConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from urank.clicks.click_model import ClickModel
 from urank.errors import ConfigError
+from urank.learning.features import Featurizer, Inputs
+from urank.log.candidates import LIST_KEYS, list_offsets, whole_lists
 from urank.log.dataset import shown_positions
 from urank.log.reader import Log
 
@@ -56,33 +58,46 @@ def click_curves_of(
     known += log.schema.named("categorical")
     if by not in known:
         raise ConfigError(f"by must be one of {', '.join(known)}; got '{by}'")
-    counts = [frame.group_by(pl.col(by).alias("name")).len() for frame in _shown(log)]
+    counts = [frame.filter(_shown(log)).group_by(pl.col(by).alias("name")).len() for frame, _ in log.batches()]
     total = pl.concat(counts).group_by("name").agg(pl.col("len").sum()).drop_nulls()
     absent = [name for name in names if name not in set(total["name"].to_list())]
     if absent:
         raise ConfigError(f"no row of {log.name} has the {by} '{absent[0]}'")
     chosen = list(names) or total.sort(["len", "name"], descending=[True, False])["name"].head(most).to_list()
     curves = []
-    for name, own in _first_rows(log, by, chosen, MOST_ROWS).items():
+    for name, own in _first_inputs(model.featurizer, log, by, chosen, MOST_ROWS).items():
         table = np.exp(model.log_ctr(own).astype(np.float64)).mean(axis=0)
-        curves.append(ItemCurve(name, own.height, table.tolist(), float(decay(np.log(table)))))
+        curves.append(ItemCurve(name, len(own), table.tolist(), float(decay(np.log(table)))))
     return curves
 
 
-def _shown(log: Log) -> Iterator[pl.DataFrame]:
-    """Read the rows of a log without the candidates that were not shown."""
+def _shown(log: Log) -> pl.Expr:
+    """Return whether a row was shown, rather than a candidate beyond the last position."""
     last = shown_positions(log.name)
-    for frame, _ in log.batches():
-        yield frame if last is None else frame.filter(pl.col("position") <= last)
+    return pl.lit(True) if last is None else pl.col("position") <= last
 
 
-def _first_rows(log: Log, by: str, names: Sequence[str], most: int) -> dict[str, pl.DataFrame]:
-    """Read the first rows of each group, `most` at most."""
+def _first_inputs(featurizer: Featurizer, log: Log, by: str, names: Sequence[str], most: int) -> dict[str, Inputs]:
+    """Encode the first rows of each group, `most` at most.
+
+    Lists are encoded as a whole, with the items that were not shown. A list whose rows are apart in the log counts as
+    one in each batch.
+    """
     left = dict.fromkeys(names, most)
-    parts: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
-    for frame in _shown(log):
-        for name in names:
-            own = frame.filter(pl.col(by) == name).head(left[name])
-            parts[name].append(own)
-            left[name] -= own.height
-    return {name: pl.concat(found) for name, found in parts.items()}
+    parts: dict[str, list[Inputs]] = {name: [] for name in names}
+    shown = _shown(log)
+    for frame, _ in whole_lists(log.batches()):
+        if featurizer.within:
+            frame = frame.sort([key for key in LIST_KEYS if key in frame.columns], maintain_order=True)
+        group = frame.select(pl.when(shown).then(pl.col(by))).to_series()
+        wanted = {name: (group == name).arg_true()[:rows_left] for name, rows_left in left.items()}
+        if not any(map(len, wanted.values())):
+            continue
+        inputs = featurizer.encode(frame, list_offsets(frame))
+        for name, rows in wanted.items():
+            parts[name].append(inputs[rows.to_numpy()])
+            left[name] -= len(rows)
+    return {
+        name: Inputs(np.concatenate([each.numeric for each in own]), np.concatenate([each.categorical for each in own]))
+        for name, own in parts.items()
+    }

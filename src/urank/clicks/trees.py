@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightgbm
@@ -43,7 +44,7 @@ class GbdtClicks(TreeModel):
     @classmethod
     def from_text(cls, text: str, positions: int, featurizer: Featurizer) -> GbdtClicks:
         """Restore a model from its text; a DataError if that is not a LightGBM model of these features."""
-        return cls(text, len(featurizer.numeric), len(featurizer.categorical), "position", positions).checked()
+        return cls(text, len(featurizer.inputs), len(featurizer.categorical), "position", positions).checked()
 
     @property
     def family(self) -> str:
@@ -79,13 +80,14 @@ def fit_gbdt(
     """
     if dataset.rows("train") == 0:
         raise DataError(f"the train split of {dataset.folder} must have impressions; it has none")
-    params = _params(config, seed, len(featurizer.names))
-    dataset = drop_unseen(sample_for_trees(dataset, config.row_bytes(len(featurizer.names))))
-    train = lightgbm_dataset(dataset, "train", featurizer, params, report, extra="position")
+    params = _params(config, seed, featurizer.width)
+    dataset = sample_for_trees(dataset, config.row_bytes(featurizer.width))
+    load = partial(lightgbm_dataset, featurizer=featurizer, params=params, report=report, extra="position", shown=True)
+    train = load(dataset, "train")
     callbacks: list[Callable[..., Any]] = [lambda env: report("growing trees", env.iteration + 1, env.end_iteration)]
     valid_sets = []
-    if dataset.rows("valid"):
-        valid_sets = [lightgbm_dataset(dataset, "valid", featurizer, params, report, extra="position", reference=train)]
+    if drop_unseen(dataset).rows("valid"):
+        valid_sets = [load(dataset, "valid", reference=train)]
         callbacks.append(lightgbm.early_stopping(config.early_stopping, verbose=False))
     booster = lightgbm.train(
         params, train, num_boost_round=config.trees, valid_sets=valid_sets, valid_names=["valid"], callbacks=callbacks

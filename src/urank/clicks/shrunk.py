@@ -1,0 +1,475 @@
+"""The shrunk click model: relevance from networks and trees, and attention as item-specific as the log supports.
+
+    log P(click | i, k) = log σ(r_i + (s_i − 1)·ḡ) − s_i·g(k),     s_i = softplus(c + u_i + α·(δ_i − u_i))
+
+g is one increasing curve with g(1) = 0, and ḡ its mean over the logged positions; centred like this, relevance and
+slope are nearly independent. δ is the slope a network sees in the item, u what the list alone explains of it. α between
+0 and 1 shrinks the item's deviation from its list, since on small logs most of it is noise, which an exact matching
+would amplify. With α = 0 all items of a list have the same curve, and the matching is the order by r.
+
+The relevance r = w₁·network + w₂·trees + b combines two small networks, without and with within-list features, and
+LightGBM's lambdarank. The networks learn from which items of a list were clicked (listwise) and how often (pointwise);
+weights and α are chosen on the validation split.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import lightgbm
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, softplus
+
+from urank import distributed
+from urank.learning.batches import Batch, ListArrays, Stream
+from urank.learning.features import Featurizer, Inputs
+from urank.learning.lightgbm_data import TreeModel, matrix
+from urank.learning.networks import FeatureLayer, chunk_rows, embedding_width, hidden_layers
+from urank.progress import Report
+
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+POINTWISE = 0.3
+"""Weight of the pointwise loss beside the listwise one."""
+
+TOLERANCE = 0.5
+"""Standard errors by which more trees must improve the held-out loss to be preferred."""
+
+LEAST_ITEMS = 1.0
+"""Standard errors by which the smallest α above 0 must improve the held-out loss for slopes to differ by item."""
+
+TREES = (150, 300, 600)
+TREE_PARAMETERS = {
+    "objective": "lambdarank",
+    "num_leaves": 8,
+    "learning_rate": 0.04,
+    "min_data_in_leaf": 100,
+    "feature_fraction": 0.6,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "lambda_l2": 5.0,
+    "deterministic": True,
+    "force_row_wise": True,
+    "verbosity": -1,
+}
+MOST_CLICKS = 30  # largest label of LightGBM
+TREE_ROWS = 200_000
+"""Items the trees learn from, at most: with more, the networks are better and the trees take most of the time."""
+
+REFIT_LISTS = 20_000
+"""Training lists up to which the trees are fitted again with the validation lists, once their weight is known."""
+
+STACK_ROWS = 100_000
+"""Held-out impressions that weights and α are chosen on, at most."""
+
+LISTS_ROWS = 200_000
+"""Items that the list's share of the slope is fitted on, at most."""
+
+RIDGE = 1e-3
+ONE = math.log(math.e - 1)  # softplus(ONE) = 1
+
+Floats = NDArray[np.float32]
+
+
+class ShrunkNetwork(nn.Module):
+    """The networks, the curve, and everything that was chosen afterwards. `forward` returns the table `[rows, K]`."""
+
+    shares: Tensor
+    alpha: Tensor
+    weights: Tensor
+    list_weights: Tensor
+
+    def __init__(self, featurizer: Featurizer, positions: int, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        self.positions = positions
+        self.features = FeatureLayer(featurizer)
+        self.embeddings = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in featurizer.cardinalities)
+        raw, within = len(featurizer.numeric), len(featurizer.within)
+        self.raw, self.compared = raw, raw + 2 * within
+        places = {feature.name: place for place, feature in enumerate(featurizer.numeric)}
+        of_query = [place for name, place in places.items() if name not in featurizer.within] if within else []
+        self.list_columns = [*of_query, *range(self.compared, len(featurizer.inputs))]
+        others = self.features.width - len(featurizer.inputs) + sum(map(embedding_width, featurizer.cardinalities))
+        widths = [raw + others] + ([self.compared + others] if within else [])
+        self.networks = nn.ModuleList(_two_outputs(width, hidden, dropout) for width in widths)
+        k = torch.arange(1, positions + 1, dtype=torch.float32)
+        self.steps = nn.Parameter(torch.log(torch.expm1(torch.log(k[1:]) - torch.log(k[:-1]))))
+        self.bias = nn.Parameter(torch.tensor(-2.0))
+        self.register_buffer("shares", torch.full((positions,), 1 / positions))
+        self.register_buffer("alpha", torch.tensor(1.0))
+        self.register_buffer("weights", torch.tensor([1.0, 0.0, 0.0]))
+        self.register_buffer("list_weights", torch.zeros(len(self.list_columns) + 1))
+
+    def fast_parameters(self) -> list[str]:
+        """Return the names of parameters that learn faster, without decay: the curve and the biases of the outputs."""
+        heads = [f"networks.{n}.{len(network) - 1}.bias" for n, network in enumerate(self.networks)]  # type: ignore[arg-type]
+        return ["steps", "bias", *heads]
+
+    def curve(self) -> Tensor:
+        """Compute g(k) `[K]`."""
+        return torch.cat([self.steps.new_zeros(1), torch.cumsum(softplus(self.steps), dim=0)])
+
+    def parts(self, numeric: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the networks' relevance, the slope δ and its list level u, each `[rows]`."""
+        scaled = self.features(numeric)
+        rest = [scaled[:, numeric.shape[1] :]]
+        rest += [embedding(categorical[:, place]) for place, embedding in enumerate(self.embeddings)]
+        ends = (self.raw, self.compared)
+        found = [
+            network(torch.cat([scaled[:, :end], *rest], dim=1))
+            for end, network in zip(ends, self.networks, strict=False)
+        ]
+        relevance, slope = (torch.stack(found).mean(dim=0)).unbind(dim=1)
+        level = scaled[:, self.list_columns] @ self.list_weights[:-1] + self.list_weights[-1]
+        return relevance, slope, level
+
+    def at(self, relevance: Tensor, slope: Tensor, item: Tensor, position: Tensor) -> Tensor:
+        """Compute log P(click) `[rows]` of items at 1-based positions, from relevance and s `[items]`."""
+        curve = self.curve()
+        top = logsigmoid(relevance + (slope - 1) * (self.shares @ curve))
+        return top[item] - slope[item] * curve[position - 1]
+
+    def forward(self, numeric: Tensor, categorical: Tensor, trees: Tensor) -> Tensor:
+        relevance, slope, level = self.parts(numeric, categorical)
+        relevance = self.weights[0] * relevance + self.weights[1] * trees + self.weights[2] + self.bias
+        slope = softplus(ONE + level + self.alpha * (slope - level))
+        curve = self.curve()
+        top = logsigmoid(relevance + (slope - 1) * (self.shares @ curve))
+        return top[:, None] - slope[:, None] * curve
+
+
+def _two_outputs(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
+    """Build a network of relevance and slope, in which all slopes start as 1."""
+    output = nn.Linear(hidden[-1], 2)
+    nn.init.zeros_(output.bias)
+    nn.init.zeros_(output.weight[1])
+    return nn.Sequential(*hidden_layers(width, hidden, dropout), output)
+
+
+@dataclass(frozen=True, eq=False)
+class ShrunkClicks:
+    """A fitted model as a member."""
+
+    network: ShrunkNetwork
+    trees: TreeModel
+
+    @property
+    def family(self) -> str:
+        return "shrunk"
+
+    def log_ctr(self, inputs: Inputs) -> Floats:
+        """Predict log P(click | item, k) `[rows, K]`, in chunks of rows."""
+        self.network.eval()
+        device = next(self.network.parameters()).device
+        table = np.empty((len(inputs), self.network.positions), dtype=np.float32)
+        trees = self.trees.predict(_compared(inputs, self.network))
+        step = chunk_rows(device)
+        with torch.inference_mode():
+            for start in range(0, len(inputs), step):
+                rows = slice(start, start + step)
+                parts = (inputs.numeric[rows], inputs.categorical[rows], trees[rows])
+                table[rows] = self.network(*(torch.from_numpy(part).to(device) for part in parts)).cpu().numpy()
+        return table
+
+    def position_based(self) -> ShrunkClicks:
+        """Return the position-based model with the same relevance: one slope for all items and lists."""
+        network = copy.deepcopy(self.network)
+        network.alpha.zero_()
+        network.list_weights.zero_()
+        return ShrunkClicks(network, self.trees)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the validation split says about attention.
+
+    Attributes:
+        alpha: the share of an item's deviation that was kept.
+        relevance, lists, items: standard scores of the held-out gain from relevance at all, from slopes that differ by
+            list, and from slopes that differ by item.
+    """
+
+    alpha: float
+    relevance: float
+    lists: float
+    items: float
+
+    @property
+    def sentence(self) -> str:
+        """What the log supports, in words.
+
+        >>> Evidence(0.25, 9.0, 3.0, 1.2).sentence
+        'relevance differs by item: yes; attention differs by list: yes; by item: weakly (a quarter of it is kept)'
+        """
+        shares = {0.0: "none", 0.25: "a quarter", 0.5: "half", 0.75: "three quarters", 1.0: "all"}
+        items = f"{_in_words(self.items)} ({shares[self.alpha]} of it is kept)"
+        lists = _in_words(self.lists)
+        relevance = _in_words(self.relevance)
+        return f"relevance differs by item: {relevance}; attention differs by list: {lists}; by item: {items}"
+
+
+def _in_words(score: float) -> str:
+    return "yes" if score > 2 else "weakly" if score > 0.5 else "no sign of it"
+
+
+def joint_loss(network: nn.Module, batch: Batch) -> Tensor:
+    """Compute the loss of the networks on a batch, the mean over its lists."""
+    assert isinstance(network, ShrunkNetwork)  # noqa: S101 - for mypy
+    relevance, slope, _ = network.parts(batch.numeric, batch.categorical)
+    log_q = network.at(relevance + network.bias, softplus(ONE + slope), batch.item, batch.position)
+    return list_losses(log_q, batch.click, torch.repeat_interleave(batch.offsets.diff()), batch.lists).mean()
+
+
+def list_losses(log_q: Tensor, click: Tensor, owner: Tensor, lists: int) -> Tensor:
+    """Compute the loss of each list: of log P(click) `[rows]`, clicks, and the list that each row belongs to.
+
+        0.3 · Σ cross-entropy  +  Σ over clicks of −log softmax(logit P)
+
+    >>> q, click = torch.tensor([0.2, 0.5]), torch.tensor([1.0, 0.0])
+    >>> odds = q / (1 - q)
+    >>> expected = -0.3 * torch.log(q[0] * (1 - q[1])) - torch.log(odds[0] / odds.sum())
+    >>> bool(torch.isclose(list_losses(torch.log(q), click, torch.tensor([0, 0]), 1)[0], expected))
+    True
+    """
+    log_q = log_q.clamp(max=-1e-6)
+    log_rest = torch.log(-torch.expm1(log_q))
+    logit = log_q - log_rest
+    total = log_q.new_full((lists,), 1e-30).index_add(0, owner, torch.exp(logit))
+    pointwise = -(click * logit + log_rest)
+    rows = POINTWISE * pointwise + click * (torch.log(total)[owner] - logit)
+    return log_q.new_zeros(lists).index_add(0, owner, rows)
+
+
+def fit_shares(network: ShrunkNetwork, train: Stream) -> None:
+    """Set the shares of the logged positions, in the first row group."""
+    counts = np.bincount(train.lists(0).position, minlength=network.positions + 1)[1 : network.positions + 1]
+    network.shares.copy_(torch.from_numpy(counts / max(1, counts.sum())))
+
+
+def finish(
+    network: ShrunkNetwork, train: Stream, valid: Stream, featurizer: Featurizer, *, seed: int, report: Report
+) -> tuple[ShrunkClicks, Evidence]:
+    """Add trees, list levels, weights and α to trained networks, in the first process; the others receive them."""
+
+    def chosen() -> dict[str, Any]:
+        with distributed.single_process():
+            return _finish(network, train, valid, featurizer, seed=seed, report=report)
+
+    found = distributed.broadcast(chosen)
+    network.list_weights.copy_(torch.tensor(found["list_weights"]))
+    network.weights.copy_(torch.tensor(found["weights"]))
+    network.alpha.fill_(found["alpha"])
+    trees = tree_model(found["trees"], featurizer)
+    evidence = Evidence(found["alpha"], **found["scores"])
+    return ShrunkClicks(network, trees), evidence
+
+
+def tree_model(text: str, featurizer: Featurizer) -> TreeModel:
+    """Restore the trees from their text; a DataError if that is not a LightGBM model of these features."""
+    columns = len(featurizer.numeric) + 2 * len(featurizer.within)
+    return TreeModel(text, columns, len(featurizer.categorical), None).checked()
+
+
+def _finish(
+    network: ShrunkNetwork, train: Stream, valid: Stream, featurizer: Featurizer, *, seed: int, report: Report
+) -> dict[str, Any]:
+    network.eval()
+    network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
+    held_out = _HeldOut.read(network, valid)
+    report("growing trees", 0, TREES[0])
+    rows = _tree_rows(train, network)
+    booster = _new_booster(rows, featurizer, seed)
+    best, losses = None, None
+    for count in TREES:
+        while booster.current_iteration() < count:
+            booster.update()
+        trees = np.asarray(booster.predict(held_out.columns, raw_score=True), dtype=np.float32)
+        weights, now = held_out.stacked(1.0, trees)
+        if losses is not None and not _better(now, losses):
+            break
+        best, losses, size = (trees, weights), now, count
+    assert best is not None  # noqa: S101 - there is at least one count
+    trees, weights = best
+    stacks = {alpha: held_out.stacked(alpha, trees, weights) for alpha in ALPHAS}
+    items = _score(stacks[ALPHAS[1]][1], stacks[0.0][1])
+    alpha = min(ALPHAS, key=lambda each: float(stacks[each][1].sum())) if items > LEAST_ITEMS else 0.0
+    weights, by_list = stacks[alpha][0], stacks[0.0][1]
+    shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
+    flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
+    scores = {"relevance": _score(shared, flat), "lists": _score(by_list, shared), "items": items}
+    if len(rows.lengths) <= REFIT_LISTS:
+        booster = _new_booster(_joined([rows, _tree_rows(valid, network)]), featurizer, seed)
+        for _ in range(size):
+            booster.update()
+    return {
+        "list_weights": network.list_weights.tolist(),
+        "weights": [float(each) for each in weights],
+        "alpha": alpha,
+        "scores": scores,
+        "trees": booster.model_to_string(num_iteration=size),
+    }
+
+
+def _compared(inputs: Inputs, network: ShrunkNetwork) -> Inputs:
+    """Return the columns that trees take: raw features, z-scores and ranks."""
+    return Inputs(inputs.numeric[:, : network.compared], inputs.categorical)
+
+
+def _list_weights(network: ShrunkNetwork, train: Stream) -> Floats:
+    """Regress the slopes δ on what is the same for all items of a list, by ridge regression."""
+    width, rows = len(network.list_columns) + 1, 0
+    products, sums = np.zeros((width, width)), np.zeros(width)
+    with torch.inference_mode():
+        for lists in _first_groups(train, LISTS_ROWS):
+            numeric, categorical = torch.from_numpy(lists.inputs.numeric), torch.from_numpy(lists.inputs.categorical)
+            for start in range(0, len(numeric), chunk_rows(torch.device("cpu"))):
+                part = slice(start, start + chunk_rows(torch.device("cpu")))
+                slope = network.parts(numeric[part], categorical[part])[1].double().numpy()
+                columns = network.features(numeric[part])[:, network.list_columns].double().numpy()
+                columns = np.column_stack([columns, np.ones(len(columns))])
+                products += columns.T @ columns
+                sums += columns.T @ slope
+            rows += len(numeric)
+    return np.linalg.solve(products + RIDGE * max(rows, 1) * np.eye(width), sums).astype(np.float32)
+
+
+def _first_groups(stream: Stream, most_rows: int) -> Iterator[ListArrays]:
+    """Read row groups until they have this many items; the rest of the last one is left out."""
+    for group in range(len(stream.groups)):
+        lists = stream.lists(group)
+        if len(lists.inputs) > most_rows:
+            distinct = int(np.searchsorted(lists.item_offsets, most_rows, side="right")) - 1
+            lists = lists.select(np.arange(lists.sessions[max(1, distinct)]))
+        yield lists
+        most_rows -= len(lists.inputs)
+        if most_rows <= 0:
+            return
+
+
+class _TreeRows(NamedTuple):
+    """What trees learn from: columns, clicks over all sessions, and the lengths of the distinct lists."""
+
+    columns: Floats
+    clicks: Floats
+    lengths: NDArray[np.int64]
+
+
+def _joined(parts: Sequence[_TreeRows]) -> _TreeRows:
+    columns, clicks, lengths = zip(*parts, strict=True)
+    return _TreeRows(np.concatenate(columns), np.concatenate(clicks), np.concatenate(lengths))
+
+
+def _tree_rows(stream: Stream, network: ShrunkNetwork) -> _TreeRows:
+    parts = []
+    for lists in _first_groups(stream, TREE_ROWS):
+        clicks = np.bincount(lists.item, lists.click, minlength=len(lists.inputs)).clip(max=MOST_CLICKS)
+        columns = matrix(_compared(lists.inputs, network))
+        parts.append(_TreeRows(columns, clicks.astype(np.float32), np.diff(lists.item_offsets)))
+    return _joined(parts)
+
+
+def _new_booster(rows: _TreeRows, featurizer: Featurizer, seed: int) -> lightgbm.Booster:
+    columns, clicks, lengths = rows
+    first = columns.shape[1] - len(featurizer.categorical)
+    categories = list(range(first, columns.shape[1]))
+    params = {**TREE_PARAMETERS, "seed": seed, "label_gain": list(range(MOST_CLICKS + 1)), "num_threads": 1}
+    # Items are stored by position: ties, which LightGBM breaks by order, would favour the logged one.
+    order = np.lexsort((np.random.default_rng(seed).random(len(columns)), np.repeat(np.arange(len(lengths)), lengths)))
+    data = lightgbm.Dataset(columns[order], clicks[order], group=lengths, categorical_feature=categories, params=params)
+    return lightgbm.Booster(params, data)
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldOut:
+    """Lists of the validation split, with the outputs of the networks."""
+
+    network: ShrunkNetwork
+    columns: Floats
+    relevance: Tensor
+    slope: Tensor
+    level: Tensor
+    item: Tensor
+    position: Tensor
+    click: Tensor
+    owner: Tensor
+    query: NDArray[np.int64]  # the distinct list of each list; standard errors are clustered by it
+
+    @classmethod
+    def read(cls, network: ShrunkNetwork, valid: Stream) -> _HeldOut:
+        parts, items, lists, distinct, rows = [], 0, 0, 0, 0
+        device = next(network.parameters()).device
+        with torch.no_grad():
+            for each in valid.batches():
+                made = [part.cpu() for part in network.parts(each.numeric.to(device), each.categorical.to(device))]
+                columns = torch.cat([each.numeric[:, : network.compared], each.categorical.to(torch.float32)], dim=1)
+                owner = torch.repeat_interleave(each.offsets.diff())
+                query = torch.repeat_interleave(each.sessions.diff())
+                own = (each.item + items, each.position, each.click, owner + lists, query + distinct)
+                parts.append((columns, *made, *own))
+                items += len(each.numeric)
+                lists += each.lists
+                distinct += len(each.sessions) - 1
+                rows += len(each)
+                if rows >= STACK_ROWS:
+                    break
+        columns, relevance, slope, level, item, position, click, owner, query = (
+            torch.cat(part) for part in zip(*parts, strict=True)
+        )
+        return cls(network, columns.numpy(), relevance, slope, level, item, position, click, owner, query.numpy())
+
+    def stacked(
+        self,
+        alpha: float,
+        trees: Floats,
+        start: NDArray[np.float64] | None = None,
+        *,
+        by_list: bool = True,
+        relevance: bool = True,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Fit the weights of networks, trees and intercept for an α; return them and the loss of each distinct list."""
+        with torch.no_grad():
+            curve = self.network.curve().cpu()
+            level = self.level if by_list else torch.zeros_like(self.level)
+            slope = softplus(ONE + level + alpha * (self.slope - self.level))
+            offset = (slope - 1) * (self.network.shares.cpu() @ curve) + float(self.network.bias)
+            decay = slope[self.item] * curve[self.position - 1]
+        parts = torch.stack([self.relevance, torch.from_numpy(trees), torch.ones_like(self.relevance)], dim=1)
+        lists = len(self.query)
+        prior = torch.tensor([1.0 if relevance else 0.0, 0.0, 0.0])
+
+        def losses(weights: Tensor) -> Tensor:
+            log_q = logsigmoid(parts @ weights + offset)[self.item] - decay
+            return list_losses(log_q, self.click, self.owner, lists)
+
+        def objective(given: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            weights = torch.tensor(given, dtype=torch.float32, requires_grad=True)
+            loss = losses(weights).mean() + RIDGE * ((weights - prior) ** 2).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert weights.grad is not None  # noqa: S101 - after backward
+            return float(loss.detach()), weights.grad.double().numpy()
+
+        bounds = [(0, None), (0, None), (None, None)] if relevance else [(0, 0), (0, 0), (None, None)]
+        begin = prior.numpy() if start is None or not relevance else start
+        found = minimize(objective, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 50})
+        with torch.no_grad():
+            each = losses(torch.tensor(found.x, dtype=torch.float32)).double().numpy()
+        return np.asarray(found.x), np.bincount(self.query, each).astype(np.float64)
+
+
+def _better(loss: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether a loss by query is lower than another by more than the tolerance."""
+    return _score(loss, other) > TOLERANCE
+
+
+def _score(loss: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return by how many standard errors a loss by query is lower than another."""
+    gain = other - loss
+    error = gain.std(ddof=1) * math.sqrt(len(gain)) if len(gain) > 1 else math.inf
+    return float(gain.sum() / error) if error > 0 else 0.0
