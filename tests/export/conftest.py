@@ -14,7 +14,7 @@ from urank.export.vespa import export_vespa
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case, str], Export]:
-    """The export of a case, made once, since that takes seconds."""
+    """The export of a case, made once."""
 
     @cache
     def get(case: Case, kind: str) -> Export:

@@ -15,9 +15,9 @@ from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
 from urank.clicks.calibration import Calibration
 from urank.errors import DataError
 from urank.export.graph import ranking_graph
-from urank.export.onnx import ROWS, Export, check_graph, graph_inputs, inverse_signed_log, missing_text, random_rows
+from urank.export.onnx import ROWS, Export, check_graph, graph_inputs, missing_text, random_rows
 from urank.learning.features import Categorical, Featurizer, Numeric
-from urank.log.columns import signed_log
+from urank.log.signed_log import inverse_signed_log, signed_log
 from urank.ranking.ranking_model import RankingModel
 
 Exported = Callable[[Case, str], Export]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, get_args
@@ -18,17 +20,29 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from export.models import ALONE, CASES, FEATURIZERS, TREES, Case, K, build
-from urank.clicks.calibration import Calibration, fit_calibration
+from urank.clicks.calibration import Calibration, CalibrationKind, calibrate, fit_calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
-from urank.clicks.families import Head, NetworkFamily, build_network
+from urank.clicks.families import Head, NetworkFamily, VectorHead, build_network
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError
-from urank.export.graph import DOUBLE, IR_VERSION, OPSETS, ZERO, Categories, GraphBuilder, click_graph, ranking_graph
+from urank.export.graph import (
+    DOUBLE,
+    HEADS,
+    IR_VERSION,
+    OPSETS,
+    ZERO,
+    Categories,
+    GraphBuilder,
+    click_graph,
+    ranking_graph,
+    scorer_graph,
+)
 from urank.export.onnx import Export, graph_inputs, random_rows
-from urank.learning.features import Categorical, Featurizer, Inputs
+from urank.learning.features import Categorical, Featurizer, Inputs, Numeric
 from urank.learning.networks import Backbone
 from urank.learning.training import seeded
 from urank.ranking.ranking_model import RankingModel
+from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
 Exported = Callable[[Case, str], Export]
 CATEGORIES: dict[str, Categories] = {"onnx": "text", "vespa": "codes"}
@@ -81,23 +95,14 @@ def table_of(session: onnxruntime.InferenceSession, numeric: NDArray[Any], text:
     return session.run(["log_ctr"], {"numeric": numeric, "categorical": text})[0]
 
 
-NETWORKS: list[tuple[NetworkFamily, Backbone, str]] = [
-    ("vector", "mlp", "both"),
-    ("monotone", "deepfm", "both"),
-    ("deepfm", "mlp", "numbers"),
-    ("monotone", "mlp", "categories"),
-]
-OTHERS: list[tuple[NetworkFamily, Backbone, str]] = [
-    *((family, "mlp", "both") for family in get_args(NetworkFamily) if family != "vector"),
-    ("monotone", "mlp", "numbers"),
-    *(("monotone", "deepfm", features) for features in ("numbers", "categories")),
-    ("deepfm", "mlp", "categories"),
+BACKBONES: list[tuple[NetworkFamily, Backbone]] = [
+    *((family, "mlp") for family in get_args(NetworkFamily)),
+    *((family, "deepfm") for family in get_args(NetworkFamily) if family != "deepfm"),  # always has that backbone
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "backbone", "features"), [*NETWORKS, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
-)
+@pytest.mark.parametrize("features", FEATURIZERS)
+@pytest.mark.parametrize(("family", "backbone"), BACKBONES)
 def test_networks(family: NetworkFamily, backbone: Backbone, features: str, capfd: pytest.CaptureFixture[str]) -> None:
     featurizer = FEATURIZERS[features]
     model = click_model(featurizer, NetworkClicks(family, network(family, backbone, featurizer)))
@@ -111,8 +116,149 @@ def test_networks(family: NetworkFamily, backbone: Backbone, features: str, capf
         assert table.shape == (rows, K)
         assert np.isfinite(table).all()
         np.testing.assert_allclose(table, model.log_ctr(inputs), rtol=1e-6, atol=1e-5)
-    if family == "vector":
+    if (family, backbone, features) == ("vector", "mlp", "both"):
         assert table.min() < -20  # where log(sigmoid(x)) would be −∞ in ONNX Runtime
+
+
+def randomise(module: torch.nn.Module, seed: int) -> None:
+    """Draw all weights, also those that start as 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights.normal_(0, 0.2, generator=generator)
+
+
+def extremes(featurizer: Featurizer, rows: int) -> Inputs:
+    """Numbers from the smallest to the largest of float32, infinite, zero and missing ones."""
+    rng = np.random.default_rng(1)
+    inputs = draw(featurizer, rows)
+    sizes = 10 ** rng.uniform(-45, 38.5, inputs.numeric.shape)
+    numeric = (rng.choice([-1.0, 1.0], sizes.shape) * sizes).astype(np.float32)
+    odd = rng.choice(np.array([0, -0.0, 1e-45, np.nan, np.inf, -np.inf, 3e38, -3e38], np.float32), sizes.shape)
+    return Inputs(np.where(rng.random(sizes.shape) < 0.3, odd, numeric), inputs.categorical)
+
+
+EVERY_ROW = [draw, extremes]
+CLOSE: Any = {"rtol": 1e-6, "atol": 2e-6}
+
+
+@pytest.mark.parametrize("features", FEATURIZERS)
+@pytest.mark.parametrize(("family", "backbone"), BACKBONES)
+def test_random_weights(family: NetworkFamily, backbone: Backbone, features: str) -> None:
+    featurizer = FEATURIZERS[features]
+    shapes = [(5, (16, 8)), (1, (7,)), *([] if family == "deepfm" else [(3, ())])]  # deepfm needs a hidden layer
+    for seed, (positions, hidden) in enumerate(shapes):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # DeepFM without numbers, K = 1
+            head = build_network(family, featurizer, positions, backbone=backbone, hidden=hidden, dropout=0.5)
+        randomise(head, seed)
+        model = ClickModel(featurizer, positions, (NetworkClicks(family, head),), Calibration(positions))
+        session = open_bytes(click_graph(model))
+        for inputs in (each(featurizer, 300) for each in EVERY_ROW):
+            table = table_of(session, inputs.numeric, as_text(featurizer, inputs.categorical))
+            np.testing.assert_allclose(table, model.log_ctr(inputs), **CLOSE)
+            assert positions == 1 or np.ptp(table) > 0.1
+
+
+@pytest.mark.parametrize("features", FEATURIZERS)
+@pytest.mark.parametrize("backbone", get_args(Backbone))
+@pytest.mark.parametrize("hidden", [(16, 8), ()])
+@pytest.mark.parametrize("value", [None, Numeric("value", 1.0, 0.7, missing=False)])
+def test_score_networks(features: str, backbone: Backbone, hidden: tuple[int, ...], value: Numeric | None) -> None:
+    featurizer = FEATURIZERS[features]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        scorer = NetworkScorer(ScoreNetwork(featurizer, value, backbone=backbone, hidden=hidden, dropout=0.5))
+    randomise(scorer.network, 0)
+    session = open_bytes(scorer_graph(scorer, featurizer))
+    names = ["numeric", "categorical", *([] if value is None else ["value"])]
+    assert [each.name for each in session.get_inputs()] == names
+    for make, rows in ((draw, 0), (draw, 1), (draw, 300), (extremes, 300)):
+        inputs = make(featurizer, rows)
+        values = (10 ** np.random.default_rng(2).uniform(-30, 30, rows)).astype(np.float32)
+        fed = (inputs.numeric, as_text(featurizer, inputs.categorical), values)
+        (scores,) = session.run(["score"], dict(zip(names, fed, strict=False)))
+        np.testing.assert_allclose(scores, scorer.score(inputs, values), **CLOSE)
+
+
+class Tables(Head):
+    """A head that does not learn: its table is the numbers minus something."""
+
+    def __init__(self, by: float = 0.0) -> None:
+        torch.nn.Module.__init__(self)
+        self.by = torch.nn.Parameter(torch.tensor(by))
+
+    def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        return numeric - self.by
+
+
+@pytest.fixture
+def table_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the translation of a new head."""
+
+    def shifted(builder: GraphBuilder, head: Tables, numeric: str, codes: str) -> str:
+        return builder.node("Sub", numeric, builder.constant(head.by))
+
+    monkeypatch.setitem(HEADS, Tables, shifted)
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+@pytest.mark.parametrize("kind", get_args(CalibrationKind))
+@pytest.mark.parametrize("positions", [1, 2, 5, 8, 13])
+def test_calibrations(kind: CalibrationKind, monotone: bool, positions: int, table_heads: None) -> None:
+    rng = np.random.default_rng(positions)
+    position, log_p = rng.integers(1, positions + 1, 3000), np.log(rng.uniform(0.01, 0.9, 3000))
+    click = rng.random(3000) < np.exp(log_p) ** 1.5
+    calibration = fit_calibration(kind, log_p, position, click, positions, monotone=monotone)
+    numbers = tuple(Numeric(f"log_ctr {k}", 0.0, 1.0, missing=False) for k in range(positions))
+    model = ClickModel(Featurizer(numbers, ()), positions, (NetworkClicks("vector", Tables()),), calibration)
+    session = open_bytes(click_graph(model))
+    # log P from where P is 0 in single precision to where it is 1
+    log_ctr = -(10 ** rng.uniform(-8, 2.3, (500, positions))).astype(np.float32)
+    log_ctr[:2] = [[0.0], [-1e-7]]
+    for rows in (0, 1, 500):
+        inputs = Inputs(log_ctr[:rows], np.zeros((rows, 0), np.int64))
+        table = table_of(session, inputs.numeric, inputs.categorical)
+        assert table.shape == (rows, positions)
+        expected = log_ctr[:rows].copy() if kind == "none" else calibrate(calibration, log_ctr[:rows])
+        np.testing.assert_allclose(table, expected, **CLOSE)
+        assert kind == "none" or not monotone or (np.diff(table, axis=1) <= 0).all()
+
+
+def test_heads_without_a_translation_are_refused() -> None:
+    class Twice(VectorHead):
+        """Would be wrong if it were exported as its parent."""
+
+        def table(self, outputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().table(outputs)
+
+    head = Twice(BOTH, K, "mlp", (4,), 0.0)
+    with pytest.raises(TypeError, match="VectorHead; got Twice"):
+        click_graph(click_model(BOTH, NetworkClicks("vector", head)))
+
+
+def test_other_layers_are_refused() -> None:
+    with pytest.raises(TypeError, match="got Tanh"):
+        GraphBuilder().sequential("x", [torch.nn.Tanh()])
+
+
+def test_graphs_need_no_compiler() -> None:
+    """`torch.onnx` and what it loads takes seconds."""
+    code = """
+import sys
+import urank.export.onnx, urank.export.vespa, urank.model_io
+from urank.clicks.calibration import Calibration
+from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.families import build_network
+from urank.export.graph import click_graph
+from urank.learning.features import Featurizer, Numeric
+featurizer = Featurizer((Numeric("x", 0.0, 1.0, False),), ())
+member = NetworkClicks("vector", build_network("vector", featurizer, 3))
+click_graph(ClickModel(featurizer, 3, (member,), Calibration(3)))
+print({"torch.onnx", "torch._dynamo", "sympy", "onnxscript"} & set(sys.modules))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout == "set()\n"
 
 
 def test_the_network_itself_does_not_change() -> None:
@@ -134,19 +280,9 @@ def test_ensembles_and_calibrations(kind: Any, members: str) -> None:
     np.testing.assert_allclose(table, model.log_ctr(inputs), rtol=1e-6, atol=1e-5)
 
 
-def test_the_mean_of_members_stays_in_log_space() -> None:
-    class Shift(Head):
-        """Members whose tables are the numbers minus something."""
-
-        def __init__(self, by: float) -> None:
-            torch.nn.Module.__init__(self)
-            self.by = torch.nn.Parameter(torch.tensor(by))
-
-        def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
-            return numeric - self.by
-
+def test_the_mean_of_members_stays_in_log_space(table_heads: None) -> None:
     featurizer = Featurizer(FEATURIZERS["numbers"].numeric[:2], ())
-    model = ClickModel(featurizer, 2, tuple(NetworkClicks("vector", Shift(by)) for by in (0.0, 1.0)), Calibration(2))
+    model = ClickModel(featurizer, 2, tuple(NetworkClicks("vector", Tables(by)) for by in (0.0, 1.0)), Calibration(2))
     numeric = np.array([[-1000.0, -1e-8], [-200.0, -30.0]], dtype=np.float32)
     table = table_of(open_bytes(click_graph(model)), numeric, np.zeros((2, 0), np.int64))
     np.testing.assert_allclose(table, numeric + np.log((1 + np.exp(-1)) / 2), rtol=1e-6)

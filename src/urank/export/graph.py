@@ -1,6 +1,6 @@
 """ONNX graphs of click models, scorers and whole ranking models, made by one builder.
 
-    numeric[rows, F]      raw numbers, NaN where missing
+    numeric[rows, F]      raw numbers, NaN where missing, then the within-list columns of the featurizer
     categorical[rows, C]  strings, "" where missing; or category codes, for systems without string tensors
     value[rows]           value of a click
     score[rows]           score to rank by, if the model has a scorer
@@ -9,32 +9,43 @@
 
 `click_graph` and `scorer_graph` are the graphs of the saved artifact; `ranking_graph` is a whole model as one graph for
 other systems.
+
+Networks are translated by hand, one function for each module, in evaluation mode: dropout is the identity. A new family
+needs an entry in `HEADS`.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import ArrayLike
-from onnx import TensorProto, compose, helper, numpy_helper
-from onnxscript import opset20 as op
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from urank.clicks.calibration import FLOOR, HIGHEST, Calibration, Isotonic, Temperature
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.families import (
+    DeepFMHead,
+    FactorisedHead,
+    Head,
+    MonotoneHead,
+    PBMHead,
+    PositionHead,
+    VectorHead,
+)
+from urank.clicks.shrunk import ONE, ShrunkClicks
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError
 from urank.learning.features import Featurizer
+from urank.learning.networks import DeepFM, FeatureLayer, Perceptron
 from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.urank_network import NetworkScorer
+from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
 
 NUMERIC, CATEGORICAL, VALUE = "numeric", "categorical", "value"
@@ -66,7 +77,7 @@ def scorer_graph(scorer: Scorer, featurizer: Featurizer) -> onnx.ModelProto:
     builder = GraphBuilder()
     numeric, codes = _raw_features(builder, featurizer, "text")
     value = builder.input(VALUE, FLOAT) if scorer.takes_value else None
-    builder.output(SCORE, _scores(builder, scorer, featurizer, numeric, codes, value))
+    builder.output(SCORE, _scores(builder, scorer, numeric, codes, value))
     return builder.build()
 
 
@@ -80,7 +91,7 @@ def ranking_graph(model: RankingModel, *, categories: Categories) -> onnx.ModelP
     numeric, codes = _raw_features(builder, clicks.featurizer, categories, omit_empty=True)
     value = builder.input(VALUE, FLOAT)
     if model.scorer is not None:
-        builder.output(SCORE, _scores(builder, model.scorer, clicks.featurizer, numeric, codes, value))
+        builder.output(SCORE, _scores(builder, model.scorer, numeric, codes, value))
     table = _click_table(builder, clicks, numeric, codes)
     builder.output(LOG_CTR, table, clicks.positions)
     first = builder.node("Exp", builder.node("Gather", table, builder.constant(0), axis=1))
@@ -92,7 +103,7 @@ def _raw_features(
     builder: GraphBuilder, featurizer: Featurizer, categories: Categories, *, omit_empty: bool = False
 ) -> tuple[str, str]:
     """Declare the inputs of the features; return the tensors `[rows, F]` of numbers and `[rows, C]` of codes."""
-    F, C = len(featurizer.numeric), len(featurizer.categorical)
+    F, C = len(featurizer.inputs), len(featurizer.categorical)
     numeric = builder.input(NUMERIC, FLOAT, F) if F or not omit_empty else None
     if C:
         kind = STRING if categories == "text" else INT64
@@ -127,24 +138,55 @@ def _known_codes(builder: GraphBuilder, featurizer: Featurizer, codes: str) -> s
 
 def _click_table(builder: GraphBuilder, clicks: ClickModel, numeric: str, codes: str) -> str:
     """Compute `log_ctr[rows, K]`: the calibrated mean log((1/N) Σ exp(log_ctr)) of the members, within log space."""
-    tables = [_member_table(builder, member, clicks.featurizer, numeric, codes) for member in clicks.members]
+    tables = [_member_table(builder, member, numeric, codes) for member in clicks.members]
     table = tables[0]
     if len(tables) > 1:
         axis = builder.constant([0])
         layers = builder.node("Concat", *(builder.node("Unsqueeze", table, axis) for table in tables), axis=0)
         total = builder.node("ReduceLogSumExp", layers, axis, keepdims=0)
-        table = builder.node("Sub", total, builder.constant(np.float32(math.log(len(tables)))))
-    if clicks.calibration.kind == "none":
-        return table
-    return builder.module(clicks.calibration, {"table": (table, torch.full((2, clicks.positions), -1.0))})
+        table = builder.node("Sub", total, builder.scalar(math.log(len(tables))))
+    return _calibrated(builder, clicks.calibration, table)
 
 
-def _member_table(builder: GraphBuilder, member: Member, featurizer: Featurizer, numeric: str, codes: str) -> str:
+def _member_table(builder: GraphBuilder, member: Member, numeric: str, codes: str) -> str:
     if isinstance(member, GbdtClicks):
         return _tree_table(builder, member, numeric, codes)
     if isinstance(member, NetworkClicks):
-        return builder.module(member.network, _features(featurizer, numeric, codes))
+        return _translation(HEADS, member.network)(builder, member.network, numeric, codes)
+    if isinstance(member, ShrunkClicks):
+        return _shrunk_table(builder, member, numeric, codes)
     raise TypeError(f"a member must be a network or trees; got {type(member).__name__}")
+
+
+def _shrunk_table(builder: GraphBuilder, member: ShrunkClicks, numeric: str, codes: str) -> str:
+    network = member.network
+    scaled = _feature_layer(builder, network.features, numeric)
+    width, columns = network.features.width, len(network.features.mean)
+    rest = [builder.columns(scaled, columns, width)] if width > columns else []
+    rest += [builder.embedding(codes, place, table) for place, table in enumerate(network.embeddings.parameters())]
+    outputs = []
+    for end, module in zip((network.raw, network.compared), network.networks, strict=False):
+        parts = ([builder.columns(scaled, 0, end)] if end else []) + rest
+        outputs.append(builder.sequential(builder.concat(*parts), module.children()))
+    both = outputs[0] if len(outputs) == 1 else builder.node("Mean", *outputs)
+    relevance, slope = builder.columns(both, 0, 1), builder.columns(both, 1, 2)
+    of_list = builder.node("Gather", scaled, builder.constant(np.array(network.list_columns, dtype=np.int64)), axis=1)
+    level = builder.affine(of_list, network.list_weights[None, :-1], network.list_weights[-1:])
+    raw = [builder.columns(numeric, 0, network.compared)] if network.compared else []
+    rows = builder.node("Concat", *(builder.cast(each, DOUBLE) for each in (*raw, codes)), axis=1)
+    trees = builder.cast(builder.trees(member.trees.booster.dump_model(), rows), FLOAT)
+    by_network, by_trees, intercept = network.weights.tolist()
+    stacked = builder.node("Mul", relevance, builder.scalar(by_network))
+    stacked = builder.node("Add", stacked, builder.node("Mul", trees, builder.scalar(by_trees)))
+    stacked = builder.node("Add", stacked, builder.scalar(intercept + float(network.bias.detach())))
+    deviation = builder.node("Mul", builder.node("Sub", slope, level), builder.scalar(float(network.alpha)))
+    shrunk = builder.node("Add", builder.node("Add", level, deviation), builder.scalar(ONE))
+    slope = builder.node("Softplus", shrunk)
+    curve = network.curve().detach()
+    centre = builder.scalar(float(network.shares @ curve))
+    shifted = builder.node("Mul", builder.node("Sub", slope, builder.scalar(1.0)), centre)
+    top = builder.log_sigmoid(builder.node("Add", stacked, shifted))
+    return builder.node("Sub", top, builder.node("Mul", slope, builder.constant(curve[None])))
 
 
 def _tree_table(builder: GraphBuilder, trees: GbdtClicks, numeric: str, codes: str) -> str:
@@ -166,9 +208,7 @@ def _tree_table(builder: GraphBuilder, trees: GbdtClicks, numeric: str, codes: s
     return builder.cast(table, FLOAT)
 
 
-def _scores(
-    builder: GraphBuilder, scorer: Scorer, featurizer: Featurizer, numeric: str, codes: str, value: str | None
-) -> str:
+def _scores(builder: GraphBuilder, scorer: Scorer, numeric: str, codes: str, value: str | None) -> str:
     """Compute `score[rows]`; `value` is only read by scorers trained on values."""
     values = value if scorer.takes_value else None
     if isinstance(scorer, TreesScorer):
@@ -178,16 +218,206 @@ def _scores(
         sums = builder.trees(scorer.booster.dump_model(), builder.node("Concat", *columns, axis=1))
         return builder.cast(builder.node("Squeeze", sums, axis), FLOAT)
     if isinstance(scorer, NetworkScorer):
-        inputs = _features(featurizer, numeric, codes) | ({} if values is None else {VALUE: (values, torch.ones(2))})
-        return builder.module(scorer.network, inputs)
+        return _score_network(builder, scorer.network, numeric, codes, values)
     raise TypeError(f"a scorer must be a network or trees; got {type(scorer).__name__}")
 
 
-def _features(featurizer: Featurizer, numeric: str, codes: str) -> dict[str, tuple[str, torch.Tensor]]:
-    """Name the inputs that every network takes, each with two example rows."""
-    numbers = torch.zeros(2, len(featurizer.numeric))
-    categories = torch.zeros(2, len(featurizer.categorical), dtype=torch.int64)
-    return {NUMERIC: (numeric, numbers), CATEGORICAL: (codes, categories)}
+def _score_network(builder: GraphBuilder, network: ScoreNetwork, numeric: str, codes: str, value: str | None) -> str:
+    made = _backbone(builder, network.backbone, numeric, codes)
+    if network.scale is not None:
+        assert value is not None  # noqa: S101 - required if the scorer takes values
+        column = builder.node("Unsqueeze", value, builder.constant([1]))
+        made = builder.concat(made, _feature_layer(builder, network.scale, column))
+    if network.mix is not None:
+        made = builder.node("Relu", builder.linear(made, network.mix))
+    return builder.node("Squeeze", builder.linear(made, network.output), builder.constant([1]))
+
+
+# Networks: each function takes the module whose `forward` it translates.
+
+
+def _feature_layer(builder: GraphBuilder, layer: FeatureLayer, numeric: str) -> str:
+    """Standardise numbers. log(1 + |x|) is computed in double: in single precision a small x is lost beside the 1."""
+    missing = builder.node("IsNaN", numeric)
+    shifted = builder.node("Add", builder.cast(builder.node("Abs", numeric), DOUBLE), builder.constant(1.0))
+    size = builder.cast(builder.node("Log", shifted), FLOAT)
+    compressed = builder.node("Mul", builder.node("Sign", numeric), size)
+    centred = builder.node("Sub", compressed, builder.constant(layer.mean))
+    scaled = builder.clip(builder.node("Div", centred, builder.constant(layer.std)), -8.0, 8.0)
+    known = builder.node("Where", missing, builder.scalar(0.0), scaled)
+    if len(layer.indicated) == 0:
+        return known
+    indicators = builder.node("Gather", missing, builder.constant(layer.indicated), axis=1)
+    return builder.concat(known, builder.cast(indicators, FLOAT))
+
+
+def _backbone(builder: GraphBuilder, module: Perceptron | DeepFM, numeric: str, codes: str) -> str:
+    """Compute the features `[rows, width]` behind the last hidden layer."""
+    return _translation(BACKBONES, module)(builder, module, numeric, codes)
+
+
+def _perceptron(builder: GraphBuilder, module: Perceptron, numeric: str, codes: str) -> str:
+    parts = [_feature_layer(builder, module.features, numeric)]
+    parts += [builder.embedding(codes, place, table) for place, table in enumerate(module.embeddings.parameters())]
+    return builder.sequential(builder.concat(*parts), module.layers)
+
+
+def _deepfm(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str) -> str:
+    fields, wide = _fields(builder, module, numeric, codes, len(module.embeddings))
+    deep = builder.sequential(builder.node("Flatten", fields), module.layers)
+    return builder.concat(deep, _pairwise(builder, fields), wide)
+
+
+def _deepfm_for_each_last(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str) -> str:
+    """Compute `DeepFM.for_each_last`, `[rows, N, width]`."""
+    fields, wide = _fields(builder, module, numeric, codes, len(module.embeddings) - 1)
+    (last,), (last_wide,) = module.embeddings[-1].parameters(), module.wide_categories[-1].parameters()
+    weight, bias = module.layers[0].parameters()
+    known, before = last[1:], weight.shape[1] - last.shape[1]
+    axis = builder.constant([1])
+
+    def each(tensor: str, operator: str, by_category: Tensor) -> str:
+        return builder.node(operator, builder.node("Unsqueeze", tensor, axis), builder.constant(by_category))
+
+    shared = builder.affine(builder.node("Flatten", fields), weight[:, :before], bias)
+    first = each(shared, "Add", linear(known, weight[:, before:]))
+    total = builder.node("ReduceSum", fields, axis, keepdims=0)
+    pairs = builder.node("Unsqueeze", _pairwise(builder, fields), axis)
+    pairs = builder.node("Add", pairs, each(total, "Mul", known))
+    return builder.concat(
+        builder.sequential(first, list(module.layers)[1:]), pairs, each(wide, "Add", last_wide[1:]), axis=2
+    )
+
+
+def _fields(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str, categories: int) -> tuple[str, str]:
+    """Compute the embeddings `[rows, fields, width]` and the wide sum `[rows, 1]` of numbers and first categories."""
+    fields, terms = [], []
+    if module.features.width:  # not every runtime multiplies matrices of width 0
+        scaled = _feature_layer(builder, module.features, numeric)
+        column = builder.node("Unsqueeze", scaled, builder.constant([2]))
+        fields.append(builder.node("Mul", column, builder.constant(module.directions)))
+        terms.append(builder.node("MatMul", scaled, builder.constant(module.wide)))
+    tables = zip(module.embeddings.parameters(), module.wide_categories.parameters(), strict=True)
+    for place, (table, weights) in zip(range(categories), tables, strict=False):
+        fields.append(builder.node("Unsqueeze", builder.embedding(codes, place, table), builder.constant([1])))
+        terms.append(builder.embedding(codes, place, weights))
+    return builder.concat(*fields), builder.node("Sum", *terms)
+
+
+def _pairwise(builder: GraphBuilder, fields: str) -> str:
+    """Compute ½((Σv)² − Σv²), `[rows, width]`, of fields `[rows, fields, width]`."""
+    axis = builder.constant([1])
+    total = builder.node("ReduceSum", fields, axis, keepdims=0)
+    squares = builder.node("ReduceSum", builder.node("Mul", fields, fields), axis, keepdims=0)
+    return builder.node("Mul", builder.node("Sub", builder.node("Mul", total, total), squares), builder.scalar(0.5))
+
+
+BACKBONES: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
+    Perceptron: _perceptron,
+    DeepFM: _deepfm,
+}
+"""Functions of the builder, the module, and the tensors of numbers and codes; they return `[rows, width]`."""
+
+
+def _outputs(builder: GraphBuilder, head: Head, numeric: str, codes: str) -> str:
+    """Compute the outputs of the linear layer behind the backbone."""
+    return builder.linear(_backbone(builder, head.backbone, numeric, codes), head.output)
+
+
+def _vector(builder: GraphBuilder, head: VectorHead, numeric: str, codes: str) -> str:
+    return builder.log_sigmoid(_outputs(builder, head, numeric, codes))
+
+
+def _factorised(builder: GraphBuilder, head: FactorisedHead, numeric: str, codes: str) -> str:
+    both = builder.log_sigmoid(_outputs(builder, head, numeric, codes))
+    relevance, examination = builder.columns(both, 0, 1), builder.columns(both, 1, head.positions)
+    return builder.concat(relevance, builder.node("Add", relevance, examination))
+
+
+def _monotone(builder: GraphBuilder, head: MonotoneHead, numeric: str, codes: str) -> str:
+    outputs = _outputs(builder, head, numeric, codes)
+    relevance = builder.log_sigmoid(builder.columns(outputs, 0, 1))
+    slope = builder.node("Softplus", builder.columns(outputs, 1, 2))
+    return builder.node("Sub", relevance, builder.node("Mul", slope, builder.constant(head.curve())))
+
+
+def _pbm(builder: GraphBuilder, head: PBMHead, numeric: str, codes: str) -> str:
+    relevance = builder.log_sigmoid(builder.columns(_outputs(builder, head, numeric, codes), 0, 1))
+    return builder.node("Sub", relevance, builder.constant(head.curve()))
+
+
+def _position(builder: GraphBuilder, head: PositionHead, numeric: str, codes: str) -> str:
+    items = builder.node("Unsqueeze", _outputs(builder, head, numeric, codes), builder.constant([1]))
+    mixed = builder.sequential(builder.node("Add", items, builder.constant(head.places.weight)), head.mix)
+    return builder.log_sigmoid(builder.node("Squeeze", mixed, builder.constant([2])))
+
+
+def _deepfm_head(builder: GraphBuilder, head: DeepFMHead, numeric: str, codes: str) -> str:
+    outputs = builder.linear(_deepfm_for_each_last(builder, head.backbone, numeric, codes), head.output)
+    return builder.log_sigmoid(builder.node("Squeeze", outputs, builder.constant([2])))
+
+
+HEADS: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
+    VectorHead: _vector,
+    FactorisedHead: _factorised,
+    MonotoneHead: _monotone,
+    PBMHead: _pbm,
+    PositionHead: _position,
+    DeepFMHead: _deepfm_head,
+}
+"""Functions of the builder, the head, and the tensors of numbers and codes; they return `log_ctr[rows, K]`."""
+
+
+def _calibrated(builder: GraphBuilder, calibration: Calibration, table: str) -> str:
+    if calibration.kind == "none":
+        return table
+    curve = _translation(CURVES, calibration)(builder, calibration, table)
+    return _running_minimum(builder, curve, calibration.positions) if calibration.monotone else curve
+
+
+def _temperature(builder: GraphBuilder, calibration: Temperature, table: str) -> str:
+    log_p = builder.node("Min", table, builder.scalar(HIGHEST))
+    half = builder.node("Tanh", builder.node("Div", log_p, builder.scalar(-2.0)))
+    odds = builder.node("Sub", builder.node("Sub", log_p, builder.node("Log", half)), builder.node("Softplus", log_p))
+    scaled = builder.node("Mul", builder.constant(calibration.slope), odds)
+    return builder.log_sigmoid(builder.node("Add", scaled, builder.constant(calibration.intercept)))
+
+
+def _isotonic(builder: GraphBuilder, calibration: Isotonic, table: str) -> str:
+    axis = builder.constant([2])
+    p = builder.node("Unsqueeze", builder.node("Exp", table), axis)
+    past = builder.node("Sub", p, builder.constant(calibration.start))
+    ramps = builder.clip(builder.node("Div", past, builder.constant(calibration.width)), 0.0, 1.0)
+    rises = builder.node("Mul", builder.constant(calibration.rise), ramps)
+    return builder.node("Log", builder.clip(builder.node("ReduceSum", rises, axis, keepdims=0), FLOOR, 1 - FLOOR))
+
+
+CURVES: dict[type[nn.Module], Callable[[GraphBuilder, Any, str], str]] = {
+    Temperature: _temperature,
+    Isotonic: _isotonic,
+}
+"""Functions of the builder, the calibration and the table `[rows, K]`; they return the table before monotonicity."""
+
+
+def _running_minimum(builder: GraphBuilder, table: str, positions: int) -> str:
+    """Compute the running minimum of each row by doubling: after each step, an entry covers twice as many positions."""
+    covered = 1
+    while covered < positions:
+        earlier, later = builder.columns(table, 0, positions - covered), builder.columns(table, covered, positions)
+        table = builder.concat(builder.columns(table, 0, covered), builder.node("Min", earlier, later))
+        covered *= 2
+    return table
+
+
+Translation = TypeVar("Translation")
+
+
+def _translation(known: Mapping[type[nn.Module], Translation], module: nn.Module) -> Translation:
+    """Look up a module by its exact type: a subclass may compute something else."""
+    if type(module) not in known:
+        names = ", ".join(sorted(each.__name__ for each in known))
+        raise TypeError(f"a network for ONNX must be one of {names}; got {type(module).__name__}")
+    return known[type(module)]
 
 
 class GraphBuilder:
@@ -210,10 +440,16 @@ class GraphBuilder:
         self._outputs.append(helper.make_tensor_value_info(name, FLOAT, ["rows", *width]))
         return name
 
-    def constant(self, value: ArrayLike) -> str:
+    def constant(self, value: ArrayLike | Tensor) -> str:
+        """Add an array as it is: Python numbers are double or int64, weights of networks keep their dtype."""
+        array = value.numpy(force=True) if isinstance(value, Tensor) else np.asarray(value)
         name = f"constant_{len(self._initializers)}"
-        self._initializers.append(numpy_helper.from_array(np.asarray(value), name))
+        self._initializers.append(numpy_helper.from_array(array, name))
         return name
+
+    def scalar(self, value: float) -> str:
+        """Add a number in single precision."""
+        return self.constant(np.float32(value))
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Add an operator with one output."""
@@ -229,19 +465,41 @@ class GraphBuilder:
         start, end, axis = (self.constant([number]) for number in (0, 0, 1))
         return self.cast(self.node("Slice", like, start, end, axis), kind)
 
-    def module(self, module: torch.nn.Module, inputs: Mapping[str, tuple[str, torch.Tensor]]) -> str:
-        """Add a torch module with one output, in evaluation mode; the module itself does not change.
+    def concat(self, *tensors: str, axis: int = 1) -> str:
+        return self.node("Concat", *tensors, axis=axis)
 
-        `inputs` has for each argument of `forward`, in order, the tensor to feed and two example rows.
-        """
-        graph = _exported(module, {name: example for name, (_, example) in inputs.items()})
-        prefix = f"module_{len(self._nodes)}_"
-        part = compose.add_prefix_graph(graph, prefix)
-        for name, (source, _) in inputs.items():
-            self._nodes.append(helper.make_node("Identity", [source], [prefix + name]))
-        self._nodes += part.node
-        self._initializers += part.initializer
-        return str(part.output[0].name)
+    def columns(self, tensor: str, start: int, end: int) -> str:
+        """Slice the columns from `start` to before `end`."""
+        return self.node("Slice", tensor, *(self.constant([number]) for number in (start, end, 1)))
+
+    def clip(self, tensor: str, low: float, high: float) -> str:
+        return self.node("Clip", tensor, self.scalar(low), self.scalar(high))
+
+    def log_sigmoid(self, tensor: str) -> str:
+        """Compute −softplus(−x): log(sigmoid(x)) is −∞ in ONNX Runtime from x = −19 on."""
+        return self.node("Neg", self.node("Softplus", self.node("Neg", tensor)))
+
+    def embedding(self, codes: str, place: int, table: Tensor) -> str:
+        """Look up the rows `[rows, width]` of an embedding table by one column of the codes `[rows, C]`."""
+        return self.node("Gather", self.constant(table), self.node("Gather", codes, self.constant(place), axis=1))
+
+    def affine(self, tensor: str, weight: Tensor, bias: Tensor) -> str:
+        """Compute x Wᵀ + b over the last axis, whatever the number of axes."""
+        return self.node("Add", self.node("MatMul", tensor, self.constant(weight.T)), self.constant(bias))
+
+    def linear(self, tensor: str, layer: nn.Linear) -> str:
+        return self.affine(tensor, layer.weight, layer.bias)
+
+    def sequential(self, tensor: str, layers: Iterable[nn.Module]) -> str:
+        """Apply linear layers, ReLU and dropout in turn, as in `networks.hidden_layers`."""
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                tensor = self.linear(tensor, layer)
+            elif isinstance(layer, nn.ReLU):
+                tensor = self.node("Relu", tensor)
+            elif not isinstance(layer, nn.Dropout):
+                raise TypeError(f"a layer must be linear, ReLU or dropout; got {type(layer).__name__}")
+        return tensor
 
     def trees(self, dump: Mapping[str, Any], rows: str) -> str:
         """Sum LightGBM trees, double `[rows, 1]`, over rows, double `[rows, columns]`; from `Booster.dump_model`."""
@@ -343,52 +601,3 @@ def _numeric_split(structure: Mapping[str, Any]) -> tuple[float, bool]:
 
 def _doubles(values: Sequence[float]) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, dtype=np.float64))
-
-
-def _exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> onnx.GraphProto:
-    """Export a module; the graph has the inputs of the example and one output, and no trace of source paths."""
-    rows, aten = torch.export.Dim("rows"), torch.ops.aten
-    with _quiet():
-        program = torch.onnx.export(
-            copy.deepcopy(module).cpu().eval(),
-            tuple(example.values()),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSETS[""],
-            input_names=list(example),
-            output_names=["output"],
-            dynamic_shapes=tuple({0: rows} for _ in example),
-            custom_translation_table={aten.log_sigmoid.default: _log_sigmoid, aten.log1p.default: _log1p},
-        )
-    assert program is not None  # noqa: S101 - None only without dynamo
-    graph = program.model_proto.graph
-    for part in (*graph.node, *graph.initializer):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    return graph
-
-
-def _log_sigmoid(x: Any) -> Any:
-    """−softplus(−x). The exporter's own log(sigmoid(x)) is −∞ in ONNX Runtime from x = −19 on."""
-    return op.Neg(op.Softplus(op.Neg(x)))
-
-
-def _log1p(x: Any) -> Any:
-    """log(1 + x) in double precision: in single precision, as the exporter has it, a small x is lost beside the 1."""
-    wide: Any = op.Cast(x, to=DOUBLE)
-    one: Any = op.Constant(value=numpy_helper.from_array(np.array(1.0)))
-    return op.CastLike(op.Log(op.Add(wide, one)), x)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about its own internals and about optional packages."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

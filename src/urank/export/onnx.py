@@ -19,6 +19,7 @@ from onnx import helper
 from urank.errors import ConfigError, DataError
 from urank.export.graph import CATEGORICAL, CTR1, LOG_CTR, NUMERIC, SCORE, VALUE, Categories, ranking_graph
 from urank.learning.features import Featurizer
+from urank.log.signed_log import inverse_signed_log
 from urank.ranking.matching import expected_gain
 from urank.ranking.ranking_model import RankingModel
 from urank.storage import new_file, new_folder
@@ -183,30 +184,20 @@ def random_rows(featurizer: Featurizer, rng: np.random.Generator, rows: int = RO
     return pl.DataFrame(columns).with_columns(pl.Series(VALUE, rng.lognormal(0, 1, rows).astype(np.float32)))
 
 
-def inverse_signed_log(compressed: Any) -> NDArray[np.float64]:
-    """Invert `signed_log`, within the range of float32.
-
-    >>> inverse_signed_log([0.0, -np.log(3)]).round(6).tolist()
-    [0.0, -2.0]
-    """
-    compressed = np.asarray(compressed, dtype=np.float64)
-    return np.asarray(np.sign(compressed) * np.expm1(np.minimum(np.abs(compressed), 80)))
-
-
 def graph_inputs(featurizer: Featurizer, rows: pl.DataFrame, categories: Categories) -> dict[str, NDArray[Any]]:
     """Convert raw rows to the inputs of `ranking_graph`.
 
     As codes, unknown and missing categories are 0 in one row and a number beyond the vocabulary in the next.
     """
     inputs: dict[str, NDArray[Any]] = {VALUE: rows[VALUE].to_numpy()}
+    encoded = featurizer.encode(rows)
     if featurizer.numeric:
-        names = [feature.name for feature in featurizer.numeric]
-        inputs[NUMERIC] = rows.select(pl.col(names).cast(pl.Float32).fill_null(float("nan"))).to_numpy()
+        inputs[NUMERIC] = encoded.numeric
     if featurizer.categorical and categories == "text":
         names = [feature.name for feature in featurizer.categorical]
         inputs[CATEGORICAL] = rows.select(pl.col(names).fill_null(missing_text(featurizer))).to_numpy().astype(object)
     elif featurizer.categorical:
-        codes = featurizer.encode(rows).categorical
+        codes = encoded.categorical
         unknown = np.where(np.arange(len(codes))[:, None] % 2 == 0, 0, np.array(featurizer.cardinalities))
         inputs[CATEGORICAL] = np.where(codes == 0, unknown, codes)
     return inputs
@@ -265,8 +256,9 @@ def export_onnx(
 def _describe_inputs(featurizer: Featurizer) -> dict[str, dict[str, Any]]:
     sizes = [len(feature.vocabulary) for feature in featurizer.categorical]
     rest = {"vocabulary_sizes": sizes, "missing": missing_text(featurizer)}
+    within = {"within_list": list(featurizer.within)} if featurizer.within else {}
     return {
-        NUMERIC: describe_matrix("float32", [feature.name for feature in featurizer.numeric], missing="NaN"),
+        NUMERIC: describe_matrix("float32", [feature.name for feature in featurizer.inputs], missing="NaN", **within),
         CATEGORICAL: describe_matrix("string", [feature.name for feature in featurizer.categorical], **rest),
     }
 
@@ -288,6 +280,7 @@ def _readme(content: Mapping[str, Any]) -> str:
         graph=GRAPH,
         runtime=content["least_onnxruntime"],
         inputs=", ".join(f"`{name}{_shape(each)}`" for name, each in inputs.items()),
+        within=_WITHIN if "within_list" in inputs.get(NUMERIC, {}) else "",
         outputs="\n".join(f"| `{name}` | {_shape(each)} | {each['meaning']} |" for name, each in outputs.items()),
         example="\n".join(example),
         names=list(outputs),
@@ -298,12 +291,27 @@ def _shape(tensor: Mapping[str, Any]) -> str:
     return f"[{', '.join(map(str, tensor['shape']))}]"
 
 
+_WITHIN = """
+The last columns of `numeric` compare the features under `within_list` in `inputs.json` with those of the other items
+of the list. Compute them from the whole list before any item is dropped, with x' = sign(x) · log(1 + |x|) and the mean
+and standard deviation of x' over the known values of the list:
+
+| column | value |
+|---|---|
+| `… in list: z` | (x' − mean) / standard deviation, limited to ±4; 0 if the deviation is below 1e-6; NaN if x is |
+| `… in list: rank` | (average rank from the smallest, from 1, − ½) / number of known values; NaN if x is |
+| `… in list: mean` | sign(mean) · (exp(\\|mean\\|) − 1); NaN if all x are |
+| `list size` | number of items |
+
+In Python, `urank.learning.within_list.within_list` computes them.
+"""
+
 _README = """\
 # {name}
 
 Exported by urank {urank}. `{graph}` needs ONNX Runtime {runtime} or newer and takes raw rows: {inputs}.
 `inputs.json` lists the names of the features in order.
-
+{within}
 | output | shape | meaning |
 |---|---|---|
 {outputs}

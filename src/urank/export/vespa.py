@@ -23,8 +23,9 @@ from typing import Any
 
 from urank.errors import ConfigError
 from urank.export.graph import CATEGORICAL, CTR1, NUMERIC, SCORE, VALUE, ranking_graph
-from urank.export.onnx import INPUTS_FILE, Export, describe, describe_matrix, inverse_signed_log, to_json, write_bundle
+from urank.export.onnx import INPUTS_FILE, Export, describe, describe_matrix, to_json, write_bundle
 from urank.learning.features import Featurizer
+from urank.log.signed_log import inverse_signed_log
 from urank.ranking.ranking_model import RankingModel
 
 GRAPH = "models/urank.onnx"
@@ -54,10 +55,16 @@ def export_vespa(
         query_features: the features sent with the query; all others are attributes of the document.
 
     Raises:
-        ConfigError: the schema is not an identifier, or a query feature is not a feature of the model.
+        ConfigError: the schema is not an identifier, a query feature is not a feature of the model, or the model has
+            within-list features, which Vespa cannot compute for one document at a time.
         DataError: the graph differs from the model; nothing is written.
     """
     featurizer = model.clicks.featurizer
+    if featurizer.within:
+        raise ConfigError(
+            "Vespa scores one document at a time and cannot compare features within a list; train the model with "
+            "--within-list off"
+        )
     fields = _fields(featurizer, schema, query_features)
     graph = ranking_graph(model, categories="codes")
     ranked_by = CTR1 if model.scorer is None else SCORE
