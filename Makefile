@@ -25,7 +25,7 @@ install: $(VENV)/.installed  ## create .venv and install urank in it
 demo: $(VENV)/.installed  ## simulate a log, inspect, prepare, train and evaluate it; ends with an HTML report
 	@rm -rf $(DEMO)
 	$(BIN)/urank simulate -o $(DEMO)/simulation --queries 3000 --test 0.2 --seed 1
-	$(BIN)/urank run $(DEMO)/simulation/log.parquet -o $(DEMO)/job --drop relevance --drop propensity --click-model monotone --test 0.2 --truth $(DEMO)/simulation
+	$(BIN)/urank run $(DEMO)/simulation/log.parquet -o $(DEMO)/job --drop relevance --drop propensity --test 0.2 --truth $(DEMO)/simulation
 	@echo "Open $(DEMO)/job/report.html"
 
 lint: $(VENV)/.installed-dev  ## run ruff, mypy --strict and import-linter
@@ -60,6 +60,8 @@ bench: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure speed, memory an
 	$(BIN)/python -m benchmarks log
 	$(BIN)/python -m benchmarks clicks
 	$(BIN)/python -m benchmarks utility
+	$(BIN)/python -m benchmarks real
+	$(BIN)/python -m benchmarks matrix
 	$(BIN)/python -m benchmarks frontier
 	$(BIN)/python -m benchmarks growth
 	$(BIN)/python -m benchmarks scale

@@ -1,9 +1,10 @@
 """`python -m benchmarks NAME [--quick] [--json]`: run one benchmark and end with a table of its bars.
 
 Exit code 1 when a bar falls short. Results, with versions and machine, go to `benchmarks/results/NAME.json`, and a plot
-of them to `docs/images/benchmark-NAME.png`; those of a quick run, which is there to see that a benchmark works, are not
-kept. `python -m benchmarks house` measures the state of the code instead, and keeps nothing. `python -m benchmarks
-docs` writes `docs/benchmarks.md` from all results that are there, and draws them again.
+of them to `docs/images/benchmark-NAME.png`; those of a quick run, which is there to see that a benchmark works, and of
+a run with options of `real` or `matrix` that change what is measured, are not kept. `python -m benchmarks house`
+measures the state of the code instead, and keeps nothing. `python -m benchmarks docs` writes `docs/benchmarks.md` from
+all results that are there, and draws them again.
 """
 
 from __future__ import annotations
@@ -32,15 +33,42 @@ NAMES = (
     "letor",
     "abtest",
     "serve",
+    "real",
+    "matrix",
 )
+
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "real": {
+        "splits": {"type": int, "help": "number of splits; three judge every random search once"},
+        "half": {"choices": ("choose", "judge"), "help": "the half of the searches to judge"},
+        "log": {"type": Path, "help": "another log with randomised traffic, Parquet or CSV"},
+        "columns": {"nargs": "+", "metavar": "ROLE=COLUMN", "help": "names of its columns"},
+        "random": {"metavar": "COLUMN=VALUE", "help": "what marks its random lists"},
+        "drop": {"nargs": "+", "metavar": "COLUMN", "help": "its columns to leave out, such as outcomes"},
+    },
+    "matrix": {
+        "queries": {"nargs": "+", "type": int, "help": "numbers of queries to learn from"},
+        "seed": {"type": int, "help": "the first of three seeds; 400 and up for choosing, 900 to report"},
+        "resume": {"type": Path, "metavar": "PATH", "help": "JSON lines to resume from and append to"},
+        "workers": {"type": int, "help": "number of processes"},
+    },
+}
+"""Further options of benchmarks, passed to their `run`; all are None by default."""
+
+UNIMPORTANT = {"resume", "workers"}
+"""Options that change no result."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=(*NAMES, "house", "docs"))
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; results are not kept")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
-    parser.add_argument("--only", action="append", default=[], metavar="PART", help="only this part, if it has parts")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name in (*NAMES, "house", "docs"):
+        command = commands.add_parser(name)
+        command.add_argument("--quick", action="store_true", help="small sizes, to see that it works; nothing is kept")
+        command.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
+        command.add_argument("--only", action="extend", nargs="+", default=[], metavar="PART", help="only these parts")
+        for option, settings in OPTIONS.get(name, {}).items():
+            command.add_argument(f"--{option}", **settings)
     arguments = parser.parse_args()
     if arguments.name == "docs":
         from benchmarks.docs import write_docs
@@ -51,8 +79,11 @@ def main() -> int:
         from benchmarks.house import report
 
         return report(as_json=arguments.json)
-    bars, results = measured(arguments.name, quick=arguments.quick, only=arguments.only)
-    _keep(results, arguments.only)
+    known = OPTIONS.get(arguments.name, {})
+    options = {name: given for name in known if (given := getattr(arguments, name)) is not None}
+    bars, results = measured(arguments.name, quick=arguments.quick, only=arguments.only, **options)
+    if not options.keys() - UNIMPORTANT:
+        _keep(results, arguments.only)
     if arguments.json:
         print(json.dumps(results, indent=2))
     else:
@@ -60,13 +91,13 @@ def main() -> int:
     return 0 if all(bar.holds for bar in bars) else 1
 
 
-def measured(name: str, *, quick: bool, only: list[str]) -> tuple[list[Bar], dict[str, Any]]:
+def measured(name: str, *, quick: bool, only: list[str], **options: Any) -> tuple[list[Bar], dict[str, Any]]:
     """Run a benchmark: its bars, and all that is kept of it."""
     console = Console(stderr=True)
     bars: list[Bar] = []
     figures: list[Figure] = []
     chosen = {"only": only} if only else {}
-    for found in importlib.import_module(f"benchmarks.{name}").run(quick=quick, **chosen):
+    for found in importlib.import_module(f"benchmarks.{name}").run(quick=quick, **chosen, **options):
         if isinstance(found, Figure):
             figures.append(found)
             continue

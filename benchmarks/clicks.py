@@ -106,8 +106,9 @@ def throughput(folder: Path, queries: int, part: str = "") -> Iterator[Bar]:
     """Rows per second of training from the prepared Parquet, against the same network on tensors in memory."""
     dataset = simulated(folder, SimulationConfig(queries=queries))
     featurizer = _featurizer(dataset)
-    config = TrainingConfig(epochs=1)
-    stream = Stream(dataset, "train", featurizer, batch_lists=config.batch_lists, cache_bytes=0)
+    lists, rate = 256, 4e-3
+    config = TrainingConfig(epochs=1, batch_lists=lists, learning_rate=rate)
+    stream = Stream(dataset, "train", featurizer, batch_lists=lists, cache_bytes=0)
     batches = list(stream.batches())
 
     def network() -> torch.nn.Module:
@@ -119,7 +120,7 @@ def throughput(folder: Path, queries: int, part: str = "") -> Iterator[Bar]:
 
     def bare() -> None:
         model = network()
-        optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
         model.train()
         for batch in batches:
             optimiser.zero_grad(set_to_none=True)
@@ -197,7 +198,7 @@ def _hotel(folder: Path, *, quick: bool) -> Iterator[Bar]:
 
 
 def _featurizer(dataset: Dataset) -> Featurizer:
-    blocks = (block.items for block in dataset.blocks("train", dataset.features))
+    blocks = dataset.blocks("train", dataset.features)
     return Featurizer.fit(blocks, dataset.numeric, dataset.categorical)
 
 
@@ -207,4 +208,4 @@ def _test_loss(dataset: Dataset, fit: Fit, reference: bool) -> float:
 
 
 def _loss(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    return click_loss(network.at(batch.numeric, batch.categorical, batch.position), batch.click)  # type: ignore[operator]
+    return click_loss(network.at(batch.numeric, batch.categorical, batch.item, batch.position), batch.click)  # type: ignore[operator]

@@ -93,7 +93,8 @@ def _bars_table(bars: list[dict[str, Any]], digits: int) -> str:
 
 
 def _figure_table(figure: dict[str, Any]) -> str:
-    return {"frontier": _frontier_table, "growth": _growth_table}[figure["kind"]](figure["title"], figure["data"])
+    tables = {"frontier": _frontier_table, "growth": _growth_table, "real": _real_table, "matrix": _matrix_table}
+    return tables[figure["kind"]](figure["title"], figure["data"])
 
 
 def _frontier_table(title: str, data: dict[str, Any]) -> str:
@@ -123,6 +124,34 @@ def _frontier_table(title: str, data: dict[str, Any]) -> str:
 def _growth_table(title: str, data: dict[str, Any]) -> str:
     rows = [[what, *(f"{number(each, 3)} s" for each in seconds)] for what, seconds in data["seconds"].items()]
     return _table([title, *(f"{size:,}" for size in data["sizes"])], rows)
+
+
+def _real_table(title: str, data: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"**{row['method']}**" if row["ours"] else row["method"],
+            f"{row['clicks']:.3f}",
+            f"{row['difference']:+.3f} ± {row['error']:.3f}",
+            f"{row['z']:+.1f}",
+            f"{row['ndcg']:.3f}",
+        ]
+        for row in sorted(data["rows"], key=lambda row: -row["clicks"])
+    ]
+    header = [f"{title}, {data['splits']} splits (ours bold)", "clicks per search", "− LightGBM 150", "z", "nDCG@10"]
+    return _table(header, rows)
+
+
+def _matrix_table(title: str, data: dict[str, Any]) -> str:
+    names = [name for name in data["rows"][0]["ratios"] if name != "logged"]
+    rows = [
+        [
+            row["cell"],
+            *(f"{row['ratios'][name]:.4f}" if name in row["ratios"] else "–" for name in names),
+            "; ".join(f"{pair} (z {row['differences'][pair]['z']:.1f})" for pair in row["flags"]),
+        ]
+        for row in data["rows"]
+    ]
+    return _table([title, *names, "significantly below"], rows)
 
 
 def number(value: float, digits: int) -> str:

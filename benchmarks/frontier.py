@@ -41,7 +41,7 @@ from urank.learning.features import Inputs, fit_featurizer
 from urank.learning.lightgbm_data import matrix
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.log.ragged import offsets_of_runs, pad, where_items
+from urank.log.ragged import pad, where_items
 from urank.ranking.matching import match
 from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesConfig, fit_trees
@@ -204,7 +204,7 @@ def _rate(inputs: Inputs, score: Callable[[Inputs], object]) -> float:
 
 def _matched(clicks: ClickModel, many: Inputs, candidates: Candidates) -> NDArray[np.int64]:
     """The best positions of the test lists, as many times over as there are inputs."""
-    once = offsets_of_runs(candidates.test["query_id"].rle_id().to_numpy())
+    once = candidates.offsets
     lengths = np.tile(np.diff(once), len(many) // int(once[-1]))
     offsets = np.append(0, np.cumsum(lengths))
     return match(pad(np.exp(clicks.log_ctr(many)), offsets), where=where_items(offsets))

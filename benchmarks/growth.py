@@ -128,7 +128,7 @@ def _trainings(dataset: Dataset, size: Size) -> dict[str, Callable[[], object]]:
         fit_clicks(dataset, ClickConfig(families=("monotone",), training=TrainingConfig(epochs=1)), reference=False)
 
     def network() -> None:
-        splits = train_and_valid(dataset, featurizer, config.training.batch_lists, table=table)
+        splits = train_and_valid(dataset, featurizer, table=table)
         with seeded(0):
             scorer = build_scorer(featurizer, None, config)
         fit_by_swaps(scorer, splits, config.objective, config)

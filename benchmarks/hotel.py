@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 import urank
 from benchmarks.harness import Bar
-from benchmarks.peers import Score, lightgbm_ranker, rows_of
+from benchmarks.peers import Score, lightgbm_150, rows_of
 from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig
 from urank.evaluation.policy_evaluation import evaluate_policies
+from urank.learning.lightgbm_data import matrix
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.pipeline import fit_model, policies_of
@@ -43,7 +44,7 @@ class Scored:
 
     def positions(self, block: Block) -> NDArray[np.int64]:
         where = where_items(block.offsets)
-        scores = self.score(self.clicks.featurizer.encode(block.items))
+        scores = self.score(matrix(self.clicks.featurizer.encode(block.items, block.offsets)), block.offsets)
         return positions_by_score(pad(scores, block.offsets), where=where)[where]
 
 
@@ -64,7 +65,7 @@ def hotel(folder: Path, data: Path, *, quick: bool) -> Iterator[Bar]:
         dataset = Dataset(place / "ranked")
         model = fit_model(dataset, UrankConfig(clicks=ClickConfig(ensemble=1 if quick else 3), method="score")).model
         train, valid = (rows_of(dataset, split, model.clicks.featurizer) for split in ("train", "valid"))
-        peer = Scored("LightGBM", model.clicks, lightgbm_ranker(train, valid, position=False, threads=2))
+        peer = Scored("LightGBM 150", model.clicks, lightgbm_150(train.joined(valid), threads=2))
         found = evaluate_policies([*policies_of(model), peer], Dataset(place / "randomised"))
         for policy in found.policies:
             for estimator in ("doubly_robust", "ips", "direct"):
@@ -75,7 +76,7 @@ def hotel(folder: Path, data: Path, *, quick: bool) -> Iterator[Bar]:
                 gap = policy.difference
                 interval = f"95 % interval {gap.low:.4g} to {gap.high:.4g}, p = {gap.p_value:.2g}"
                 yield Bar(f"hotel, {what} per search, {policy.name} − as shown: {interval}", gap.mean, "")
-        for better, worse in (("score", "LightGBM"), ("match", "LightGBM")):
+        for better, worse in (("score", peer.name), ("match", peer.name)):
             gap = found.compare(better, worse)
             interval = f"95 % interval {gap.low:.4g} to {gap.high:.4g}, p = {gap.p_value:.2g}"
             yield Bar(f"hotel, {what} per search, {better} − {worse}: {interval}", gap.mean, "")

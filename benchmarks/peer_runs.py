@@ -37,15 +37,24 @@ class PeerRun:
     version: str
 
 
+def peers_installed() -> bool:
+    """Return whether the venv of the peers exists."""
+    return (_venv() / "bin" / "python").exists()
+
+
+def _venv() -> Path:
+    return Path(os.environ.get("URANK_PEERS", REPOSITORY / ".venv-peers"))
+
+
 def peers_python() -> Path:
     """The Python of the peers.
 
     Raises:
         SystemExit: with what to run, when it is not there.
     """
-    venv = Path(os.environ.get("URANK_PEERS", REPOSITORY / ".venv-peers"))
+    venv = _venv()
     python = venv / "bin" / "python"
-    if not python.exists():
+    if not peers_installed():
         raise SystemExit(f"the peers must be installed in {venv} ($URANK_PEERS); run `make .venv-peers/.installed`")
     return python
 

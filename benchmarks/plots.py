@@ -35,7 +35,7 @@ def draw(results: dict[str, Any], folder: Path) -> Path | None:
 
 
 def _figures(figures: list[dict[str, Any]]) -> Figure:
-    draws = {"frontier": _frontier, "growth": _growth}
+    draws = {"frontier": _frontier, "growth": _growth, "real": _real, "matrix": _matrix}
     columns = min(2, len(figures))
     rows = -(-len(figures) // columns)
     height = 4.4 if figures[0]["kind"] == "frontier" else 3.0
@@ -95,6 +95,29 @@ def _growth(axes: Axes, data: dict[str, Any]) -> None:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     axes.set_ylabel("seconds (dashed: the goal)")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _real(axes: Axes, data: dict[str, Any]) -> None:
+    """Clicks per search with two standard errors of the difference to LightGBM 150, the line."""
+    rows = sorted(data["rows"], key=lambda row: row["clicks"])
+    for place, row in enumerate(rows):
+        colour = OURS if row["ours"] else THEIRS
+        axes.errorbar(row["difference"], place, xerr=2 * row["error"], fmt="o", color=colour, markersize=4)
+    axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=6.5)
+    axes.axvline(0.0, color=LINE, linewidth=1)
+    axes.set_xlabel("clicks per search − those of LightGBM 150")
+
+
+def _matrix(axes: Axes, data: dict[str, Any]) -> None:
+    """True clicks of each order relative to the logged one, the line; cells from the top."""
+    rows = data["rows"]
+    for name, marker, colour in (("LightGBM 150", "s", THEIRS), ("ctr1", "x", LINE), ("default", "o", OURS)):
+        axes.plot([row["ratios"][name] for row in rows], range(len(rows)), marker, color=colour, label=name)
+    axes.set_yticks(range(len(rows)), [row["cell"] for row in rows], fontsize=6.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axvline(1.0, color=LINE, linewidth=1)
+    axes.set_xlabel("true clicks / logged")
     axes.legend(frameon=False, fontsize="small")
 
 

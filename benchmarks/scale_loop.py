@@ -23,6 +23,7 @@ from urank.log.dataset import Dataset
 from urank.ranking.urank_network import RankerConfig, ScoreNetwork, build_scorer, fit_by_swaps, mean_swap_loss
 
 GOAL = 0.7
+LISTS, RATE = 256, 4e-3
 
 
 def against_bare_loops(folder: Path, queries: int, dataset: Dataset) -> Iterator[Bar]:
@@ -36,7 +37,7 @@ def against_bare_loops(folder: Path, queries: int, dataset: Dataset) -> Iterator
 def _ranker(dataset: Dataset) -> Iterator[Bar]:
     clicks = ClickConfig(families=("monotone",), training=TrainingConfig(epochs=1))
     model = fit_clicks(dataset, clicks, reference=False).model
-    config = RankerConfig(training=TrainingConfig(epochs=1))
+    config = RankerConfig(training=TrainingConfig(epochs=1, batch_lists=LISTS, learning_rate=RATE))
 
     def table(inputs: Inputs) -> NDArray[np.float32]:
         return np.exp(model.log_ctr(inputs))
@@ -46,7 +47,7 @@ def _ranker(dataset: Dataset) -> Iterator[Bar]:
             return build_scorer(model.featurizer, None, config)
 
     train, valid = (
-        Stream(dataset, split, model.featurizer, batch_lists=config.training.batch_lists, cache_bytes=0, table=table)
+        Stream(dataset, split, model.featurizer, batch_lists=LISTS, cache_bytes=0, table=table)
         for split in ("train", "valid")
     )
     batches = list(train.batches(shuffle=(0, 0)))  # as ours meet them
@@ -58,7 +59,7 @@ def _ranker(dataset: Dataset) -> Iterator[Bar]:
     def bare() -> None:
         network = scorer()
         network.train()
-        optimiser = torch.optim.AdamW(network.parameters(), lr=config.training.learning_rate)
+        optimiser = torch.optim.AdamW(network.parameters(), lr=RATE)
         for batch in batches:
             optimiser.zero_grad(set_to_none=True)
             scores = network(batch.numeric, batch.categorical, batch.value)

@@ -30,6 +30,9 @@ class Candidates:
     @classmethod
     def read(cls, folder: Path, config: SimulationConfig) -> Candidates:
         every = read_truth(folder)
+        rng = np.random.default_rng(config.seed)
+        order = np.lexsort((rng.random(every.height), every["query_id"].rle_id().to_numpy()))
+        every = every[order]  # a random order within each query, so that ties are broken at random
         hashes = stable_hash(every["query_id"])
         test = split_by_hash(hashes, valid=config.valid, test=config.test) == SPLITS.index("test")
         return cls(every, every.filter(pl.Series(test)))
@@ -39,6 +42,10 @@ class Candidates:
         return np.array(self.test["table"].to_list(), dtype=np.float64)
 
     @property
+    def offsets(self) -> NDArray[np.int64]:
+        return offsets_of_runs(self.test["query_id"].rle_id().to_numpy())
+
+    @property
     def value(self) -> NDArray[np.float32]:
         return self.test["value"].to_numpy() if "value" in self.test.columns else np.ones(self.test.height, np.float32)
 
@@ -46,7 +53,7 @@ class Candidates:
         self, *, score: NDArray[np.float64] | None = None, match: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
         """The true utility of each test query, sorted by score or matched by weights."""
-        offsets = offsets_of_runs(self.test["query_id"].rle_id().to_numpy())
+        offsets = self.offsets
         where = where_items(offsets)
         if match is not None:
             positions = best_matching(pad(match, offsets), where=where)

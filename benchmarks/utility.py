@@ -29,7 +29,7 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.coverage import coverage
 from benchmarks.harness import REAL_DATA, Bar
 from benchmarks.hotel import hotel
-from benchmarks.peers import lightgbm_ranker, rows_of, xgboost_ranker
+from benchmarks.peers import lightgbm_150, lightgbm_ranker, rows_of, xgboost_ranker
 from benchmarks.simulated import simulated
 from benchmarks.trees_time import trees_time
 from benchmarks.truth import Candidates
@@ -40,6 +40,7 @@ from urank.evaluation.intervals import paired
 from urank.lab.letor_simulation import SimulationConfig
 from urank.learning.batches import Batch, Stream
 from urank.learning.features import Inputs
+from urank.learning.lightgbm_data import matrix
 from urank.learning.training import mean_loss, seeded, train
 from urank.log.dataset import Dataset
 from urank.ranking.matching import match
@@ -48,7 +49,12 @@ from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesConfig, fit_trees
 from urank.ranking.utility import utility
 
-LIBRARIES = ("LightGBM lambdarank", "LightGBM lambdarank, position", "XGBoost lambdarank_unbiased")
+LIBRARIES = (
+    "LightGBM lambdarank",
+    "LightGBM lambdarank, position",
+    "XGBoost lambdarank_unbiased",
+    "LightGBM 150",
+)
 OTHERS = (*LIBRARIES, "CTR-1", "logged")
 TAUGHT = ("matching of the truth", "U-rank on the true table", "matching, taught")
 console = Console(stderr=True)
@@ -222,8 +228,10 @@ def one_simulation(folder: Path, config: SimulationConfig, threads: int = 1) -> 
         LIBRARIES[0]: lightgbm_ranker(train, valid, position=False, threads=threads, seed=config.seed),
         LIBRARIES[1]: lightgbm_ranker(train, valid, position=True, threads=threads, seed=config.seed),
         LIBRARIES[2]: xgboost_ranker(train, valid, threads=threads, seed=config.seed),
+        LIBRARIES[3]: lightgbm_150(train.joined(valid), threads=threads, seed=config.seed),
     }
-    found |= {name: candidates.utility(score=score(inputs)) for name, score in scores.items()}
+    features, offsets = matrix(inputs), candidates.offsets
+    found |= {name: candidates.utility(score=score(features, offsets)) for name, score in scores.items()}
     shutil.rmtree(folder)
     return found
 

@@ -6,15 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 
-from benchmarks import docs
+from benchmarks import docs, matrix, real
 from benchmarks.__main__ import NAMES
 from benchmarks.docs import PAGE, measured_at, page, read_results
 from benchmarks.frontier import judged
 from benchmarks.growth import slope
 from benchmarks.harness import Bar, Figure, write_results
+from benchmarks.matrix import Cell, pooled
+from benchmarks.peers import GRID, Rows, lightgbm_tuned, within_columns, within_list
 from benchmarks.plots import draw, image_name, share_of_goal
+from benchmarks.real import DEFAULT, HALVES, REFERENCE, Held, Judged, RealLog, of_half, summarised
 from benchmarks.scale import at_two_sizes
 
 
@@ -86,3 +91,122 @@ def test_a_small_log_goes_the_way_of_a_large_one(tmp_path: Path) -> None:
     assert len(memory) == 8  # four commands, two sizes
     assert all(bar.at_most is not None and 100 < bar.value < bar.at_most for bar in memory)
     assert bars["cost of a row, 40,000 / 10,000: all"].value > 0
+
+
+def test_within_list_features_compare_items_of_one_list() -> None:
+    features = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0], [8.0, 6.0]], np.float32)
+    offsets = np.array([0, 3, 4])
+    z = np.log1p([1.0, 3.0])
+    z = (z - z.mean()) / z.std()
+    found = within_list(features, offsets)
+    np.testing.assert_allclose(found[:2, 0], z, rtol=1e-5)
+    assert found[:2, 2].tolist() == [0.5 / 2, 1.5 / 2]
+    assert np.isnan(found[2, [0, 2]]).all()
+    assert found[3].tolist() == [0, 0, 0.5, 0.5]
+    rows = Rows(features, np.zeros(4, np.float32), np.array([1, 2, 3, 1]), offsets, numeric=2)
+    assert within_columns(rows).tolist() == [0]
+
+
+def test_the_tuned_peer_takes_the_smallest_of_equals() -> None:
+    rng = np.random.default_rng(0)
+    nothing = Rows(
+        np.zeros((600, 2), np.float32),
+        (rng.random(600) < 0.2).astype(np.float32),
+        np.tile(np.arange(1, 11), 60),
+        np.arange(0, 601, 10),
+        numeric=2,
+    )
+    score, size = lightgbm_tuned(nothing, nothing)
+    assert size == GRID[0] == (8, 100, 0.04)
+    assert len(set(score(nothing.features, nothing.offsets))) == 1
+
+
+def random_log(queries: int = 90) -> pl.DataFrame:
+    """Lists of six items in random order, where the item with the highest x is clicked, if it is among the first three;
+    slot 2 is empty."""
+    rng = np.random.default_rng(0)
+    x = rng.random((queries, 6))
+    slots = np.array([1, 3, 4, 5, 6, 7])
+    click = (x == x.max(axis=1, keepdims=True)) & (slots <= 4)
+    return pl.DataFrame(
+        {
+            "search": np.repeat(np.arange(queries), 6),
+            "position": np.tile(slots, queries),
+            "click": click.ravel().astype(np.int8),
+            "x": x.ravel(),
+            "bucket": ["explore"] * (queries * 6),
+        }
+    )
+
+
+def test_real_logs_are_judged_by_the_position_curve() -> None:
+    log = RealLog("toy", random_log().rename({"search": "query_id"}).drop("bucket"), np.ones(540, np.bool_))
+    curve = log.curve()
+    assert (np.diff(curve) <= 0).all()
+    assert curve[4:].max() == 0
+    thirds = [log.divided(split) for split in range(3)]
+    assert sum(held["query_id"].n_unique() for _, held in thirds) == 90
+    assert all(set(learned["query_id"]).isdisjoint(held["query_id"]) for learned, held in thirds)
+    held = Held.of(thirds[0][1], curve, seed=0)
+    best = held.judge(held.sorted(held.frame["x"].to_numpy()))
+    clicks = held.judge_logged()["clicks"]
+    e = curve[[0, 2, 3, 4, 5, 6]]  # slot 2 is empty
+    np.testing.assert_allclose(best["clicks"], clicks * e[0] / e.mean())
+    assert best["ndcg"].drop_nulls().unique().to_list() == [1.0]
+    halves = [of_half(log.frame["query_id"], half) for half in HALVES]
+    assert (halves[0] ^ halves[1]).all()
+
+
+def test_a_search_that_is_judged_twice_counts_once() -> None:
+    def judged(*splits: list[float]) -> Judged:
+        return Judged([pl.DataFrame({"query_id": [1, 2], "clicks": each, "ndcg": [1.0, 1.0]}) for each in splits])
+
+    found = {DEFAULT: judged([1.0, 2.0], [3.0, 4.0]), REFERENCE: judged([1.0, 1.0], [2.0, 1.0])}
+    (figure,) = [each for each in summarised("A", found) if isinstance(each, Figure)]
+    row = figure.data["rows"][0]
+    gaps = np.array([(0 + 1) / 2, (1 + 3) / 2])
+    assert row["difference"] == gaps.mean()
+    assert row["z"] == pytest.approx(gaps.mean() / (gaps.std(ddof=1) / np.sqrt(2)))
+
+
+@pytest.mark.slow
+def test_real_runs_on_any_log_with_random_lists(tmp_path: Path) -> None:
+    random_log(300).write_parquet(tmp_path / "own.parquet")
+    found = list(
+        real.run(quick=True, log=tmp_path / "own.parquet", columns=["query_id=search"], random="bucket=explore")
+    )
+    (figure,) = [each for each in found if isinstance(each, Figure)]
+    clicks = {row["method"]: row["clicks"] for row in figure.data["rows"]}
+    assert clicks["LightGBM 150"] > 1.5 * clicks["random order"]
+    assert clicks["random order"] == pytest.approx(clicks["as shown"], rel=0.2)
+    assert draw({"name": "real", "figures": [figure.to_dict()]}, tmp_path)
+    assert "LightGBM 150, within" in docs._figure_table(figure.to_dict())
+    with pytest.raises(SystemExit, match="no row has bucket=none"):
+        list(real.run(quick=True, log=tmp_path / "own.parquet", random="bucket=none"))
+
+
+def test_a_cell_is_flagged_when_the_default_is_significantly_below() -> None:
+    def result(difference: float, error: float) -> dict[str, Any]:
+        means = {"default": 1.1, "ctr1": 1.2, "LightGBM 150": 1.0, "logged": 1.0}
+        return {"means": means, "differences": {"default − ctr1": (difference, error)}}
+
+    row = pooled(Cell("pbm", 1, 200), [result(-0.1, 0.06), result(-0.2, 0.08)])
+    assert row["differences"]["default − ctr1"]["z"] == pytest.approx(-0.15 / (np.hypot(0.06, 0.08) / 2))
+    assert row["flags"] == ["default − ctr1"]
+    assert row["ratios"]["default"] == pytest.approx(1.1)
+    assert pooled(Cell("pbm", 1, 200), [result(-0.1, 0.06)])["flags"] == []
+
+
+@pytest.mark.slow
+def test_the_matrix_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    found = list(matrix.run(quick=True, only=["cascade"], resume=path, workers=1))
+    (line,) = path.read_text(encoding="utf-8").strip().splitlines()
+    assert json.loads(line)["cell"] == "cascade/2/200"
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" + line[:20])  # killed while it was written
+    monkeypatch.setattr(matrix, "one_simulation", None)  # would fail
+    assert list(matrix.run(quick=True, only=["cascade"], resume=path, workers=1)) == found
+    (figure,) = [each for each in found if isinstance(each, Figure)]
+    assert draw({"name": "matrix", "figures": [figure.to_dict()]}, tmp_path)
+    assert "cascade/2/200" in docs._figure_table(figure.to_dict())

@@ -31,6 +31,16 @@ class Split:
     position: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
+    def joined(self, other: Split) -> Split:
+        """Append the lists of another split."""
+        names = ("features", "click", "position", "lengths")
+        return Split(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+
+    def shuffled(self, seed: int) -> Split:
+        """Shuffle the items of each list, so that ties are broken at random."""
+        order = np.lexsort((np.random.default_rng(seed).random(len(self.click)), self.list_of_row))
+        return Split(self.features[order], self.click[order], self.position[order], self.lengths)
+
     @property
     def list_of_row(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)

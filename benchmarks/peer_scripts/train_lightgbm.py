@@ -1,4 +1,7 @@
-"""LightGBM's `lambdarank` on clicks, with or without its correction of position bias."""
+"""LightGBM's `lambdarank` on clicks, with or without its correction of position bias.
+
+Without patience there is no early stopping, and it learns from both splits.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ from exchange import Predict, Split, run
 
 
 def fit(train: Split, valid: Split, settings: dict[str, Any]) -> Predict:
+    params, patience = settings["params"], settings["patience"]
+    train, valid = (split.shuffled(params["seed"]) for split in (train, valid))
+    learned = train if patience else train.joined(valid)
     data = lightgbm.Dataset(
-        train.features,
-        train.click,
-        group=train.lengths,
-        position=train.position - 1 if settings["position"] else None,
+        learned.features,
+        learned.click,
+        group=learned.lengths,
+        position=learned.position - 1 if settings["position"] else None,
         params={"verbose": -1},
     )
-    held_out = lightgbm.Dataset(valid.features, valid.click, group=valid.lengths, reference=data)
-    booster = lightgbm.train(
-        settings["params"],
-        data,
-        num_boost_round=settings["trees"],
-        valid_sets=[held_out],
-        callbacks=[lightgbm.early_stopping(settings["patience"], verbose=False)],
-    )
-    threads = settings["params"]["num_threads"]
-    return lambda features: booster.predict(features, num_threads=threads)
+    stopping: dict[str, Any] = {}
+    if patience:
+        stopping["valid_sets"] = [data.create_valid(valid.features, valid.click, group=valid.lengths)]
+        stopping["callbacks"] = [lightgbm.early_stopping(patience, verbose=False)]
+    booster = lightgbm.train(params, data, num_boost_round=settings["trees"], **stopping)
+    trees = max(booster.best_iteration, settings["least_trees"]) if patience else settings["trees"]
+    return lambda features: booster.predict(features, num_iteration=trees, num_threads=params["num_threads"])
 
 
 if __name__ == "__main__":
