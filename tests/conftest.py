@@ -45,10 +45,10 @@ def fitted(small: Small) -> ModelFit:
     from urank.pipeline import fit_model
     from urank.ranking.ranking_model import UrankConfig
 
-    quick = {"epochs": 3, "batch_lists": 64}
+    quick = {"epochs": 6, "batch_lists": 64}
     settings = {
         "method": "score",
-        "clicks": {"families": ["monotone"], "training": quick},
+        "clicks": {"families": ["monotone"], "within_list": "off", "training": quick},
         "scorer": {"training": quick},
     }
     return fit_model(small.dataset, validate(UrankConfig, settings))

@@ -44,9 +44,10 @@ def check_table(model: ClickModel, rows: pl.DataFrame) -> None:
 
 def check_rows_are_independent(model: ClickModel, rows: pl.DataFrame) -> None:
     """A batch is its rows: what else is asked about changes nothing."""
-    table = model.log_ctr(rows)
-    np.testing.assert_allclose(model.log_ctr(rows[7:8]), table[7:8], atol=1e-5)
-    np.testing.assert_allclose(model.log_ctr(rows[::-1]), table[::-1], atol=1e-5)
+    table, inputs = model.log_ctr(rows), model.featurizer.encode(rows)
+    np.testing.assert_allclose(model.log_ctr(inputs[7:8]), table[7:8], atol=1e-5)
+    reverse = np.arange(len(table))[::-1]
+    np.testing.assert_allclose(model.log_ctr(inputs[reverse]), table[reverse], atol=1e-5)
 
 
 def check_unknown_and_missing_values(model: ClickModel, rows: pl.DataFrame) -> None:
@@ -105,9 +106,10 @@ def check_scores(model: RankingModel, rows: pl.DataFrame) -> None:
 
 def check_scores_of_rows_are_independent(model: RankingModel, rows: pl.DataFrame) -> None:
     """A batch is its rows: what else is scored changes nothing."""
-    scores = score(model, rows)
-    np.testing.assert_allclose(score(model, rows[7:8]), scores[7:8], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(score(model, rows[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
+    scores, inputs = score(model, rows), model.clicks.featurizer.encode(rows)
+    value = rows["value"].to_numpy() if "value" in rows.columns else np.ones(rows.height, dtype=np.float32)
+    for some in (np.array([7]), np.arange(rows.height)[::-1]):
+        np.testing.assert_allclose(model.score(inputs[some], value[some]), scores[some], rtol=1e-5, atol=1e-5)
 
 
 def check_unknown_and_missing_values_are_scored(model: RankingModel, rows: pl.DataFrame) -> None:
@@ -180,10 +182,9 @@ def odd_rows(rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def raw_inputs(featurizer: Featurizer, rows: pl.DataFrame) -> dict[str, NDArray[Any]]:
-    """Build the inputs of a graph: raw numbers, and raw text with "" where it is missing."""
+    """Build the inputs of a graph: numbers, with within-list columns, and raw text with "" where it is missing."""
     text = rows.select(pl.col(feature.name).fill_null("") for feature in featurizer.categorical)
-    numeric = rows.select(feature.name for feature in featurizer.numeric)
-    return {"numeric": numeric.to_numpy().astype(np.float32), "categorical": text.to_numpy().astype(object)}
+    return {"numeric": featurizer.encode(rows).numeric, "categorical": text.to_numpy().astype(object)}
 
 
 def run_graph(graph: Path | bytes, output: str, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:

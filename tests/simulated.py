@@ -37,7 +37,7 @@ class Small:
     def table(self, inputs: Inputs) -> NDArray[np.float32]:
         """The true P(click | item, k) `[rows, K]`; no two items have the same numbers."""
         rows, table = self._known
-        return table[[rows[each.tobytes()] for each in inputs.numeric]]
+        return table[[rows[each.tobytes()] for each in inputs.numeric[:, : len(self.dataset.numeric)]]]
 
     @cached_property
     def _known(self) -> tuple[dict[bytes, int], NDArray[np.float32]]:
@@ -68,7 +68,7 @@ def make(folder: Path, *, categories: bool = False, **settings: Any) -> Small:
     write_simulation(simulation, folder / "simulation")
     urank.prepare(urank.read(simulation.log), folder / "prepared", **SHARES)
     dataset = Dataset(folder / "prepared")
-    blocks = (block.items for block in dataset.blocks("train", dataset.features))
+    blocks = dataset.blocks("train", dataset.features)
     featurizer = Featurizer.fit(blocks, dataset.numeric, dataset.categorical)
     return Small(simulation, folder / "simulation", dataset, featurizer)
 

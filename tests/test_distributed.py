@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import urank
 from urank import distributed
 from urank.learning.batches import Batch, ListArrays, MemoryStream, Stream
-from urank.learning.features import Featurizer, Inputs, fit_featurizer, own_items
+from urank.learning.features import Featurizer, Inputs, fit_featurizer, own_blocks
 from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
 from urank.log import prepare
 from urank.log.dataset import Dataset
@@ -50,12 +50,12 @@ class Network(nn.Module):
 
 
 def loss(network: nn.Module, batch: Batch) -> torch.Tensor:
-    return binary_cross_entropy_with_logits(network(batch.numeric), batch.click.double())
+    return binary_cross_entropy_with_logits(network(batch.numeric)[batch.item], batch.click.double())
 
 
 def loss_by_lists(network: nn.Module, batch: Batch) -> torch.Tensor:
     """The mean over the lists, as rankers have it; long ones count no more than short ones."""
-    logits, click = network(batch.numeric), batch.click.double()
+    logits, click = network(batch.numeric)[batch.item], batch.click.double()
     bounds = zip(batch.offsets.tolist(), batch.offsets.tolist()[1:], strict=False)
     return torch.stack([binary_cross_entropy_with_logits(logits[a:b], click[a:b]) for a, b in bounds]).mean()
 
@@ -65,13 +65,27 @@ def made_lists(count: int) -> ListArrays:
     rng = np.random.default_rng(count)
     lengths = np.arange(1, count + 1)
     rows = int(lengths.sum())
-    return ListArrays(
-        inputs=Inputs(rng.normal(size=(rows, 3)).astype(np.float32), np.zeros((rows, 0), np.int64)),
+    return ListArrays.from_rows(
+        Inputs(rng.normal(size=(rows, 3)).astype(np.float32), np.zeros((rows, 0), np.int64)),
         position=np.concatenate([np.arange(1, n + 1) for n in lengths]),
         click=rng.integers(0, 2, rows).astype(np.float32),
         value=np.arange(rows, dtype=np.float32),
         offsets=np.append(0, np.cumsum(lengths)),
     )
+
+
+def repeated_lists(count: int) -> ListArrays:
+    """Made lists, each logged three times with other clicks and stored once."""
+    lists, rng = made_lists(count), np.random.default_rng(count)
+    rows = 3 * len(lists.item)
+    thrice = ListArrays.from_rows(
+        Inputs(np.tile(lists.inputs.numeric, (3, 1)), np.zeros((rows, 0), np.int64)),
+        position=np.tile(lists.position, 3),
+        click=rng.integers(0, 2, rows).astype(np.float32),
+        value=np.ones(rows, dtype=np.float32),
+        offsets=np.append(0, np.cumsum(np.tile(np.diff(lists.offsets), 3))),
+    )
+    return thrice.collapsed()
 
 
 def learned(
@@ -81,6 +95,8 @@ def learned(
     *,
     dropout: float = 0.0,
     by_lists: bool = False,
+    repeated: bool = False,
+    fail_after: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """What a network learns from made lists, the gradients of its last step, and how it went but for the time it took.
@@ -90,12 +106,19 @@ def learned(
     config = TrainingConfig(batch_lists=batch_lists, device="cpu", learning_rate=0.02, **{"epochs": 4, **settings})
     with seeded(10 + distributed.rank()):
         network = Network(dropout)
-    stream, held_out = MemoryStream(made_lists(lists), batch_lists=batch_lists), MemoryStream(made_lists(5))
+    stream, held_out = MemoryStream((repeated_lists if repeated else made_lists)(lists)), MemoryStream(made_lists(5))
+    measured = 0
+
+    def valid_loss(network: nn.Module) -> float:
+        nonlocal measured
+        measured += 1
+        return mean_loss(network, loss, held_out) if fail_after is None or measured <= fail_after else failed()
+
     history: History = train(
         network,
         loss_by_lists if by_lists else loss,
         stream,
-        lambda net: mean_loss(net, loss, held_out),
+        valid_loss,
         config,
         seed=3,
         checkpoint=checkpoint,
@@ -112,6 +135,8 @@ def learned(
 LEARNED: dict[str, Callable[[], Any]] = {
     "one step": lambda: learned(7, batch_lists=64),
     "by lists": lambda: learned(7, batch_lists=64, by_lists=True),
+    "repeated": lambda: learned(7, batch_lists=64, repeated=True),
+    "repeated, by lists": lambda: learned(6, batch_lists=64, repeated=True, by_lists=True),
     "clipped": lambda: learned(7, batch_lists=64, clip=0.05),
     "one more batch": lambda: learned(3, batch_lists=2),
     "many batches": lambda: learned(9, batch_lists=2, dropout=0.3),
@@ -173,7 +198,7 @@ def in_vain_alone() -> None:
 
 def streamed(dataset: Dataset) -> dict[str, Any]:
     """The rows of this worker, named by the feature x."""
-    featurizer = Featurizer.fit(own_items(dataset, "train", ["x"]), ["x"], [])
+    featurizer = Featurizer.fit(own_blocks(dataset, "train", ["x"]), ["x"], [])
     stream = Stream(dataset, "train", featurizer, batch_lists=8)
     batches = list(stream.batches(stream.order(1, 2), shuffle=(1, 2)))
     return {
@@ -185,7 +210,7 @@ def streamed(dataset: Dataset) -> dict[str, Any]:
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Training that goes on from a file which only the first worker has."""
     mine = folder / f"{distributed.rank()}.safetensors"
-    begun = learned(7, 4, mine, dropout=0.3, epochs=2, patience=9)
+    begun = refusal(lambda: learned(7, 4, mine, dropout=0.3, patience=9, fail_after=2))
     kept = mine.exists()
     resumed = learned(7, 4, mine, dropout=0.3, patience=9)
     whole = learned(7, 4, dropout=0.3, patience=9)
@@ -212,7 +237,8 @@ def worker(number: int, folder: Path) -> None:
         "checkpoints": checkpoints(folder),
         "streamed": streamed(many),
         "featurizers": [fit_featurizer(each, min_count=3).to_dict() for each in (many, few)],
-        "names only": Featurizer.fit(own_items(many, "train", ["brand"]), [], ["brand"], min_count=3).to_dict(),
+        "within": [fit_featurizer(each, within_list="auto").to_dict() for each in (many, few)],
+        "names only": Featurizer.fit(own_blocks(many, "train", ["brand"]), [], ["brand"], min_count=3).to_dict(),
         "too few": refusal(lambda: learned(1, 2)),  # the last, since the other worker may be left waiting
     }
     (folder / f"{number}.json").write_text(json.dumps(told))
@@ -367,7 +393,7 @@ def test_every_row_is_learned_from_once_in_each_epoch(told: list[dict[str, Any]]
 def test_training_goes_on_from_the_file_of_the_first(told: list[dict[str, Any]]) -> None:
     first, second = (each["checkpoints"] for each in told)
     assert (first["kept"], second["kept"]) == (True, False)
-    assert len(first["begun"]["rounds"]) == 2
+    assert first["begun"] == "ValueError: no luck"
     for each in (first, second):
         assert each["resumed"] == first["whole"]
         assert each["damaged"].startswith("DataError: ")
@@ -406,6 +432,16 @@ def test_the_featurizer_of_a_team_is_that_of_one_worker(told: list[dict[str, Any
         for ours, one in zip(Featurizer.from_dict(found).numeric, alone.numeric, strict=True):
             assert (ours.name, ours.missing) == (one.name, one.missing)
             assert (ours.mean, ours.std) == pytest.approx((one.mean, one.std), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_within_list_features_of_a_team_are_those_of_one_worker(told: list[dict[str, Any]], folder: Path) -> None:
+    assert told[0]["within"] == told[1]["within"]
+    for name, found in zip(("many", "few"), told[1]["within"], strict=True):
+        alone = fit_featurizer(Dataset(folder / name), within_list="auto")
+        team = Featurizer.from_dict(found)
+        assert team.within == alone.within == ("x", "sometimes")
+        assert team.derived == alone.derived  # of the same sample
 
 
 @pytest.mark.slow

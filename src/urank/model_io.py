@@ -2,7 +2,7 @@
 
     manifest.json             format, version, settings, and quality of the model
     features.json             names, scales and vocabularies of the features
-    member-0.safetensors      weights of a click model, or member-0.txt in LightGBM's text format
+    member-0.safetensors      weights of a click model, and member-0.txt for its trees in LightGBM's text format
     scorer.safetensors        weights of the scorer, or scorer.txt in LightGBM's text format
     clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
     scorer.onnx               the same for the scorer, if it is a network: score[rows] out
@@ -26,8 +26,10 @@ from safetensors.torch import load_file, save_file
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
 from urank.clicks.fitting import ClickConfig
+from urank.clicks.shrunk import ShrunkClicks, tree_model
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError, UrankError
+from urank.export.graph import click_graph, scorer_graph
 from urank.learning.features import Featurizer, Numeric
 from urank.model_manifest import FORMAT, MANIFEST_VERSION, read_manifest
 from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
@@ -59,8 +61,6 @@ def save_model(
         scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
         _write_json(target / "features.json", clicks.featurizer.to_dict())
         if onnx:
-            from urank.export.graph import click_graph, scorer_graph  # slow to load
-
             (target / "clicks.onnx").write_bytes(click_graph(clicks).SerializeToString())
             if isinstance(model.scorer, NetworkScorer):
                 graph = scorer_graph(model.scorer, clicks.featurizer)
@@ -109,6 +109,10 @@ def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
     elif isinstance(member, NetworkClicks):
         name = f"member-{number}.safetensors"
         _save_weights(member.network, target / name)
+    elif isinstance(member, ShrunkClicks):
+        name = f"member-{number}.safetensors"
+        _save_weights(member.network, target / name)
+        (target / f"member-{number}.txt").write_text(member.trees.text, encoding="utf-8")
     else:
         raise TypeError(f"a member must be a network or trees; got {type(member).__name__}")
     return {"family": member.family, "file": name}
@@ -120,6 +124,13 @@ def _read_member(
     path = folder / Path(entry["file"]).name
     if entry["family"] == "gbdt":
         return GbdtClicks.from_text(path.read_text(encoding="utf-8"), positions, featurizer)
+    if entry["family"] == "shrunk":
+        with torch.random.fork_rng():
+            shrunk = config.shrunk(featurizer, positions)
+        shrunk.load_state_dict(load_file(path))
+        shrunk.eval()
+        text = path.with_suffix(".txt").read_text(encoding="utf-8")
+        return ShrunkClicks(shrunk, tree_model(text, featurizer))
     with torch.random.fork_rng():
         network = config.network(entry["family"], featurizer, positions)
     network.load_state_dict(load_file(path))

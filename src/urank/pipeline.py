@@ -32,6 +32,7 @@ from urank import distributed
 from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
+from urank.clicks.shrunk import Evidence
 from urank.config import to_jsonable, validate
 from urank.errors import ConfigError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
@@ -66,6 +67,9 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 
 TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
+
+LEAST_EVIDENCE = 2.0
+"""Standard errors by which the relevance of a click model must improve its held-out loss to rank by it."""
 
 AnyLog: TypeAlias = Log | Dataset | str | Path | Any
 AnyModel: TypeAlias = "URank | RankingModel | Policy | str | Path"
@@ -183,11 +187,11 @@ class URank:
         return self._fitted().rank(candidates, **options)
 
     def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """Score each candidate."""
+        """Score each candidate; pass whole lists, with ids as in `rank`."""
         return self._fitted().score(candidates, value)
 
     def log_ctr(self, candidates: pl.DataFrame) -> NDArray[np.float32]:
-        """Return log P(click | candidate, position), `[rows, K]`."""
+        """Return log P(click | candidate, position), `[rows, K]`; pass whole lists, with ids as in `rank`."""
         return self._fitted().log_ctr(candidates)
 
     def save(self, folder: str | Path, *, overwrite: bool = False, onnx: bool = True) -> None:
@@ -233,7 +237,17 @@ def fit_model(
         return replace(fit, why="there is no scorer")
     if config.ranker in BASELINES:
         return replace(fit, why=f"{config.ranker} ranks by its scores")
+    if clicks.evidence is not None:
+        return replace(fit, model=replace(fit.model, method="match"), why=_by_evidence(clicks.evidence))
     return _with_best_method(fit, dataset, config, report)
+
+
+def _by_evidence(evidence: Evidence) -> str:
+    """Explain the matching of a table whose slopes were shrunk to what the validation split supports."""
+    if evidence.relevance < LEAST_EVIDENCE:
+        few = "the validation split has too few clicks to tell that the model ranks better than chance"
+        return f"{few}; keep the current order, or stay close to it with --guard, until there is more data"
+    return f"the validation split supports that {evidence.sentence}"
 
 
 def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, report: Report) -> ModelFit:
@@ -332,7 +346,7 @@ def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitR
     settings = {
         "tried": tried,
         "backbone": config.backbone,
-        "calibration": config.calibration,
+        "calibration": fit.model.calibration.kind,
         "seed": str(config.seed),
     }
     return FitReport(name, settings, qualities, history, reliable)
@@ -368,13 +382,13 @@ def fit_and_save(
             report("writing the model", 0, None)
             facts = {"quality": measured.to_dict(), "why": fit.why}
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
-    warnings = _sampled_trees(dataset, config)
+    warnings = _sampled_trees(dataset, config, fit.model.clicks.featurizer.width)
     return fit, Training(measured, fit.model.name, fit.model.method, fit.why, fit.rounds, warnings)
 
 
-def _sampled_trees(dataset: Dataset, config: UrankConfig) -> list[str]:
-    """Warn of trees that learned from a sample because of the memory budget."""
-    features, row_bytes = len(dataset.features), []
+def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list[str]:
+    """Warn of trees, of this many features, that learned from a sample because of the memory budget."""
+    row_bytes = []
     if "gbdt" in config.clicks.families:
         row_bytes.append(config.clicks.trees.row_bytes(features))
     if config.ranker in ("trees", "lambdarank-trees"):

@@ -105,7 +105,7 @@ def test_a_taken_folder_is_refused(store: Path, tmp_path: Path, command: Any) ->
 
 def test_inspect(store: Path, command: Any) -> None:
     found = json.loads(command("inspect", store / "log.parquet", "--json").stdout)
-    assert found["verdict"]["level"] in ("learnable", "limited")
+    assert found["verdict"]["level"] in ("learnable", "partly learnable")
     assert command("inspect", store / "random.parquet").code == 0
 
 

@@ -197,7 +197,7 @@ def test_rankers_of_other_papers(
         (("--propensity", "em"), "propensity is only for the rankers lambdarank, lambdarank-trees, ranksvm; got"),
         (("--ranker", "ranksvm", "--propensity", "nowhere.json"), "nowhere.json"),
         (("--ranker", "lambdarank", "--learn-from", "hearsay"), "baseline.learn_from in the model: input should be"),
-        (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'vector'"),
+        (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'shrunk'"),
         (("--calibration", "magic"), "clicks.calibration in the model: input should be 'none'"),
         (("--device", "abacus"), "clicks.training.device in the model: input should be 'auto'"),
         (("--ranker", "magic"), "ranker in the model: input should be 'network', 'trees', 'lambdarank', "),

@@ -29,7 +29,7 @@ class Marked:
     seed: int
     positions: int
 
-    def log_ctr(self, items: Any) -> NDArray[np.float64]:
+    def log_ctr(self, items: Any, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.full((items.num_rows, self.positions), np.log(0.5) - self.number)
 
 

@@ -39,7 +39,7 @@ class Oracle:
     small: Small
     name: str = "oracle"
 
-    def log_ctr(self, items: pa.Table) -> NDArray[np.float64]:
+    def log_ctr(self, items: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.log(self.small.table(self.small.featurizer.encode(items)).astype(np.float64))
 
 
@@ -76,8 +76,8 @@ def test_levels_lie_between_the_logged_and_the_full_order(
     by_name = true_guard_utilities(found, policy, small.dataset, small.folder)
     true = [each.by_cutoff[K] for each in by_name.values()]
     full = true[-1] - true[0]
-    assert full > 0
-    assert all(after >= before - 0.05 * full for before, after in pairwise(true))
+    assert full > 0, true
+    assert all(after >= before - 0.05 * full for before, after in pairwise(true)), true
     assert true[1] > true[0] + 0.05 * full
     # The truth of a level is what its orders earn, and the estimate is near it, since the judges know the truth.
     for level in found.levels:

@@ -57,7 +57,7 @@ class Oracle:
     share: float = 1.0
     name: str = "oracle"
 
-    def log_ctr(self, items: pa.Table) -> NDArray[np.float64]:
+    def log_ctr(self, items: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.log(self.share * self.small.table(self.small.featurizer.encode(items)).astype(np.float64))
 
 

@@ -80,8 +80,8 @@ COMMANDS = {
         "propensity made/store/random.parquet --method randomised --policy random --by category", "store"
     ),
     "train store": Command(
-        "train made/store/log.parquet -o made/store-model --click-model monotone --ranker network --epochs 2"
-        " --method score",
+        "train made/store/log.parquet -o made/store-model --click-model monotone --within-list off --ranker network"
+        " --epochs 2 --method score",
         "store",
         ("qualities", "reliability"),
     ),

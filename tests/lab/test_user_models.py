@@ -26,7 +26,7 @@ from urank.lab.user_models import (
     table_probabilities,
     trust_curves,
 )
-from urank.log.columns import signed_log
+from urank.log.signed_log import signed_log
 
 METHODS: list[Scaling] = ["minmax", "log", "rank"]
 floats = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(-1e6, 1e6, width=32))

@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
     "clicks": {"families": ["monotone"], "training": QUICK},
     "scorer": {"training": QUICK},
     "faithful": {"training": QUICK},
-    "svm": {"training": QUICK},
+    "svm": {"training": {"epochs": 4, "batch_lists": 4}},  # few steps would hardly move a linear score
     "cpbm": {"training": QUICK},
     "trees": {"trees": 3, "threads": 1},
     "store": {

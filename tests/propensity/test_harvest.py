@@ -80,7 +80,7 @@ def test_counts_by_query_and_item(tmp_path: Path) -> None:
         }
     )
     dataset = prepared(tmp_path, log)
-    featurizer = Featurizer.fit((b.items for b in dataset.blocks("train", ["f1"])), ["f1"], [])
+    featurizer = Featurizer.fit(dataset.blocks("train", ["f1"]), ["f1"], [])
     pairs = count_query_items(dataset, "train", featurizer)
     assert np.diff(pairs.offsets).tolist() == [2, 2]
     assert pairs.inputs is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,8 +34,8 @@ OFFSETS = np.array([0, 2, 3])
 
 def lists(gain: list[float]) -> ListArrays:
     n = len(gain)
-    return ListArrays(
-        inputs=Inputs(np.zeros((n, 1), np.float32), np.zeros((n, 0), np.int64)),
+    return ListArrays.from_rows(
+        Inputs(np.zeros((n, 1), np.float32), np.zeros((n, 0), np.int64)),
         position=np.arange(1, n + 1),
         click=np.zeros(n, np.float32),
         value=np.ones(n, np.float32),
@@ -90,9 +89,7 @@ def test_padding_gains_nothing_whatever_stands_there() -> None:
 
 def test_batches_and_rows_are_the_same_lists() -> None:
     given = lists([5.0, 6.0, 7.0])
-    tensors = (given.inputs.numeric, given.inputs.categorical, given.position, given.click, given.value, given.offsets)
-    assert given.gain is not None
-    batch = Batch(*(torch.from_numpy(each) for each in tensors), gain=torch.from_numpy(given.gain))
+    batch = given.batch(0, 2)
     ((numbers, whole),) = by_length(batch)
     assert numbers[whole.where].tolist() == [0, 1, 2]
     assert whole.gain is not None
@@ -104,7 +101,7 @@ def test_batches_and_rows_are_the_same_lists() -> None:
 
 
 def test_lists_keep_their_gains_when_they_are_permuted() -> None:
-    moved = lists([5.0, 6.0, 7.0]).permuted(np.array([1, 0]))
+    moved = lists([5.0, 6.0, 7.0]).select(np.array([1, 0]))
     assert moved.gain is not None
     assert (moved.gain.tolist(), moved.offsets.tolist()) == ([7.0, 5.0, 6.0], [0, 1, 3])
 
@@ -152,15 +149,15 @@ def batch_of(lengths: list[int], K: int = 3, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     offsets = np.append(0, np.cumsum(lengths))
     rows = int(offsets[-1])
-    return Batch(
-        numeric=torch.zeros(rows, 1),
-        categorical=torch.zeros(rows, 0, dtype=torch.int64),
-        position=torch.from_numpy(np.concatenate([rng.permutation(n) + 1 for n in lengths])),
-        click=torch.from_numpy(rng.integers(0, 2, rows).astype(np.float32)),
-        value=torch.from_numpy(rng.uniform(1, 9, rows).astype(np.float32)),
-        offsets=torch.from_numpy(offsets),
-        table=torch.from_numpy(rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32)),
+    whole = ListArrays.from_rows(
+        Inputs(np.zeros((rows, 1), np.float32), np.zeros((rows, 0), np.int64)),
+        position=np.concatenate([rng.permutation(n) + 1 for n in lengths]),
+        click=rng.integers(0, 2, rows).astype(np.float32),
+        value=rng.uniform(1, 9, rows).astype(np.float32),
+        offsets=offsets,
+        table=rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32),
     )
+    return whole.batch(0, len(lengths))
 
 
 @given(

@@ -21,12 +21,12 @@ from urank.clicks.click_model import ClickModel, NetworkClicks
 from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.errors import ConfigError, DataError
 from urank.export.graph import scorer_graph
-from urank.learning.batches import Batch
+from urank.learning.batches import ListArrays
 from urank.learning.features import Inputs
 from urank.learning.training import History, TrainingConfig
-from urank.log.columns import signed_log
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
+from urank.log.signed_log import signed_log
 from urank.ranking import urank_network as module
 from urank.ranking import urank_network as urank_module
 from urank.ranking.losses import swap_loss, swaps
@@ -37,7 +37,7 @@ from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import NetworkScorer, RankerConfig, fit_urank, mean_swap_loss, value_feature
 from urank.ranking.utility import item_gains
 
-QUICK = TrainingConfig(epochs=3, batch_lists=64)
+QUICK = TrainingConfig(epochs=3, batch_lists=16)
 
 
 def config(**settings: Any) -> RankerConfig:
@@ -57,7 +57,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 @pytest.fixture(scope="module")
 def clicks(world: Small) -> ClickModel:
-    settings = {"families": ["monotone"], "training": {"epochs": 4, "batch_lists": 64}}
+    settings = {"families": ["monotone"], "within_list": "off", "training": {"epochs": 4, "batch_lists": 64}}
     return fit_clicks(world.dataset, ClickConfig.model_validate(settings)).model
 
 
@@ -131,16 +131,15 @@ def test_a_blend_of_nothing_and_of_everything(world: Small, clicks: ClickModel) 
 
 def test_gains_by_hand() -> None:
     """Two lists, of two items and of one: u(i, k) = table · b · ((1 − λ) + λ c / max(table at the logged k, floor))."""
-    table = torch.tensor([[0.5, 0.4], [0.4, 0.2], [0.1, 0.02]])
-    batch = Batch(
-        numeric=torch.zeros(3, 1),
-        categorical=torch.zeros(3, 0, dtype=torch.int64),
-        position=torch.tensor([1, 2, 2]),
-        click=torch.tensor([0.0, 1.0, 1.0]),
-        value=torch.tensor([3.0, 5.0, 7.0]),
-        offsets=torch.tensor([0, 2, 3]),
+    table = np.array([[0.5, 0.4], [0.4, 0.2], [0.1, 0.02]], np.float32)
+    batch = ListArrays.from_rows(
+        Inputs(np.zeros((3, 1), np.float32), np.zeros((3, 0), np.int64)),
+        position=np.array([1, 2, 2]),
+        click=np.array([0.0, 1.0, 1.0], np.float32),
+        value=np.array([3.0, 5.0, 7.0], np.float32),
+        offsets=np.array([0, 2, 3]),
         table=table,
-    )
+    ).batch(0, 2)
     for target, share in (("model", 0.0), ("counterfactual", 1.0), ("blend", 0.3)):
         ((_, lists),) = by_length(batch)
         gains = config(target=target, blend=0.3, floor=0.05).objective(lists)
@@ -170,13 +169,15 @@ def test_same_seed_same_bits(world: Small, clicks: ClickModel) -> None:
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_killed_run_goes_on_to_the_same_bits(world: Small, clicks: ClickModel, tmp_path: Path, stop: int) -> None:
-    def settings(epochs: int) -> RankerConfig:
-        return config(dropout=0.2, training=TrainingConfig(epochs=epochs, batch_lists=64, patience=9))
-
-    whole, _ = fit_urank(world.dataset, clicks, settings(4))
+    settings = config(dropout=0.2, training=TrainingConfig(epochs=4, batch_lists=64, patience=9))
+    whole, _ = fit_urank(world.dataset, clicks, settings)
     path = tmp_path / "scorer.safetensors"
-    fit_urank(world.dataset, clicks, settings(stop), checkpoint=path)
-    resumed, history = fit_urank(world.dataset, clicks, settings(4), checkpoint=path)
+    with pytest.MonkeyPatch.context() as patch:
+        found = iter([urank_module.estimated_utility] * stop)  # fails after so many rounds
+        patch.setattr(urank_module, "estimated_utility", lambda *arguments: next(found)(*arguments))
+        with pytest.raises(StopIteration):
+            fit_urank(world.dataset, clicks, settings, checkpoint=path)
+    resumed, history = fit_urank(world.dataset, clicks, settings, checkpoint=path)
     assert same(whole, resumed)
     assert [each["round"] for each in history.rounds] == [0, 1, 2, 3]
     with pytest.raises(DataError, match="is not a checkpoint of this training; remove it to start afresh"):
@@ -346,15 +347,14 @@ def test_the_loss_in_chunks_is_that_of_the_whole_batch(
     rng = np.random.default_rng(2)
     offsets = np.append(0, np.cumsum(lengths))
     rows, K = int(offsets[-1]), 5
-    batch = Batch(
-        numeric=torch.zeros(rows, 1),
-        categorical=torch.zeros(rows, 0, dtype=torch.int64),
-        position=torch.from_numpy(np.concatenate([rng.permutation(n) + 1 for n in lengths])),
-        click=torch.from_numpy(rng.integers(0, 2, rows).astype(np.float32)),
-        value=torch.from_numpy(rng.uniform(1, 9, rows).astype(np.float32)),
-        offsets=torch.from_numpy(offsets),
-        table=torch.from_numpy(rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32)),
-    )
+    batch = ListArrays.from_rows(
+        Inputs(np.zeros((rows, 1), np.float32), np.zeros((rows, 0), np.int64)),
+        position=np.concatenate([rng.permutation(n) + 1 for n in lengths]),
+        click=rng.integers(0, 2, rows).astype(np.float32),
+        value=rng.uniform(1, 9, rows).astype(np.float32),
+        offsets=offsets,
+        table=rng.uniform(0.1, 0.9, (rows, K)).astype(np.float32),
+    ).batch(0, len(lengths))
     settings = config(form=form, target=target, sigma=1.5, clip=2.0)
     where = where_items(offsets)
     assert batch.table is not None

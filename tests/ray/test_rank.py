@@ -31,6 +31,20 @@ def test_lists_are_ranked_as_by_one_process(small: Small, saved: Path, cluster: 
     assert json.loads((tmp_path / "ranked" / "ranked.json").read_text())["kept"] == here.height
 
 
+def test_features_are_compared_within_whole_lists(small: Small, cluster: Cluster, tmp_path: Path) -> None:
+    clicks = {"families": ["pbm"], "training": {"epochs": 1}, "within_list": "auto"}
+    model = urank.URank(ranker="none", method="ctr1", clicks=clicks).fit(small.dataset.folder)
+    model.save(tmp_path / "model", onnx=False)
+    assert model.model_.clicks.featurizer.within
+    candidates = small.simulation.candidates
+    for number, part in enumerate(candidates.sample(fraction=1, shuffle=True, seed=2).iter_slices(700)):
+        part.write_parquet(tmp_path / f"candidates-{number}.parquet")
+    rank_on_ray(str(tmp_path / "model"), str(tmp_path / "candidates-*.parquet"), str(tmp_path / "ranked"), cluster)
+    there, here = pl.read_parquet(tmp_path / "ranked" / "*.parquet"), model.rank(candidates)
+    keys = ["query_id", "item_id"]
+    assert_frame_equal(there.sort(keys), here.sort(keys), check_exact=False, rel_tol=1e-5)
+
+
 def test_only_what_was_ranked_is_replaced(small: Small, saved: Path, cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "candidates"
     folder.mkdir()

@@ -18,7 +18,10 @@ from urank.ranking.ranking_model import UrankConfig
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import train_on_ray
 
-QUICK = {"epochs": 4, "patience": 4, "batch_lists": 64}
+QUICK = {"epochs": 4, "batch_lists": 16}
+TOLERANCE = {"scorer": 0.015}
+"""The utility of a scorer by its own click table differs by 0.9 % between the seeds of one process."""
+
 CONFIG = validate(
     UrankConfig,
     {
@@ -40,7 +43,7 @@ def test_the_held_out_losses_are_those_of_one_process(larger: Small, cluster: Cl
     assert trained.rounds.keys() == here.keys()
     for name, rounds in trained.rounds.items():
         assert [each["rows"] for each in rounds] == [each["rows"] for each in here[name]]
-        assert best(rounds) == pytest.approx(best(here[name]), rel=0.005), name
+        assert best(rounds) == pytest.approx(best(here[name]), rel=TOLERANCE.get(name, 0.005)), name
     model = urank.load_model(tmp_path / "model")
     assert model.method == "score"
     candidates = larger.simulation.candidates.head(50)
@@ -78,7 +81,7 @@ def test_a_killed_worker_does_not_end_the_training(larger: Small, cluster: Clust
     here = fit_model(larger.dataset, CONFIG).rounds
     for name, rounds in trained.rounds.items():
         assert [each["round"] for each in rounds] == list(range(QUICK["epochs"]))  # none is missing, none came twice
-        assert best(rounds) == pytest.approx(best(here[name]), rel=0.005), name
+        assert best(rounds) == pytest.approx(best(here[name]), rel=TOLERANCE.get(name, 0.005)), name
 
 
 def test_what_a_worker_refuses_is_raised_once(larger: Small, cluster: Cluster, tmp_path: Path) -> None:

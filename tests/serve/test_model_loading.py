@@ -37,7 +37,7 @@ kinds = st.sampled_from(KINDS)
 def agree(model: ServedModel, truth: RankingModel, rng: np.random.Generator) -> None:
     """Click table and scores of forty random candidates."""
     query = {"query_id": "q", "candidates": candidates(model, rng, 40)}
-    items = lists_of(reader_of(model), [query]).items
+    items = model.with_within(lists_of(reader_of(model), [query]).items)
     table = frame([query])
     np.testing.assert_allclose(model.log_ctr(items), truth.log_ctr(table), atol=2e-5)
     scores = model.scores(items)

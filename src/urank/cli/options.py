@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import annotated_types
 import typer
@@ -122,16 +122,24 @@ def _field(settings: type[BaseModel], path: str) -> tuple[FieldInfo, Any]:
 def _kind(field: FieldInfo) -> Any:
     """Return the type of a field, other than None."""
     kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
-    return kinds[0] if get_origin(field.annotation) is UnionType else field.annotation
+    return kinds[0] if get_origin(field.annotation) in (UnionType, Union) else field.annotation
+
+
+def _words(field: FieldInfo) -> tuple[str, ...]:
+    """Return the words that a field takes instead of a tuple of names, as auto and off; none if it takes no other."""
+    others = [kind for kind in get_args(field.annotation)[1:] if get_origin(kind) is Literal]
+    return get_args(others[0]) if others and get_origin(field.annotation) in (UnionType, Union) else ()
 
 
 def _tuple_reader(flag: str, field: FieldInfo) -> Callable[[str], Any] | None:
     """Return the parser of an option that is a tuple: numbers separated by colons, or names by commas."""
-    kind, kinds = _kind(field), get_args(_kind(field))
+    kind, kinds, words = _kind(field), get_args(_kind(field)), _words(field)
     if get_origin(kind) is not tuple:
         return None
     if kinds[0] is float:
         return lambda text: numbers(flag, text, None if ... in kinds else len(kinds))
+    if words:
+        return lambda text: text if text in words else tuple(part.strip() for part in text.split(","))
     return lambda text: None if text == "auto" else tuple(part.strip() for part in text.split(","))
 
 
@@ -147,6 +155,8 @@ def _setting_parameter(
     elif get_origin(kind) is tuple and get_args(kind)[0] is float:
         metavar = "NUMBER:…" if ... in get_args(kind) else "LOW:HIGH"
         kind, shown = str, ":".join(f"{each:g}" for each in default) if default is not None else False
+    elif get_origin(kind) is tuple and (words := _words(field)):
+        kind, metavar = str, "|".join((*words, "NAME,…"))
     elif get_origin(kind) is tuple:  # several names separated by commas; auto is the default
         kind, metavar, shown = str, "|".join(("auto", *get_args(get_args(kind)[0]))), "auto"
     options: dict[str, Any] = {"help": _sentence(field.description), "rich_help_panel": panel}

@@ -35,6 +35,7 @@ _SETTINGS = {
     "--mix": "clicks.mix",
     "--backbone": ("clicks.backbone", "scorer.backbone"),
     "--calibration": "clicks.calibration",
+    "--within-list": "clicks.within_list",
     "--ranker": "ranker",
     "--method": "method",
     "--target": "scorer.target",

@@ -72,7 +72,7 @@ class CrossfitConfig(Settings):
     """Settings of the click models of an evaluation."""
 
     cuts: int = Field(2, ge=1, le=100, description="number of random splits of the queries into halves")
-    clicks: ClickConfig = ClickConfig(families=("monotone", "pbm"))
+    clicks: ClickConfig = ClickConfig(families=("monotone", "pbm"), within_list="off")
     seed: int = Field(0, ge=0, description="seed of the cuts and of all random numbers")
 
 
@@ -85,7 +85,7 @@ class CrossFittedModels:
 
     def tables(self, block: Block) -> NDArray[np.float64]:
         """Predict P(click | item, k) of the items of a block by every model, `[cuts, 2, rows, K]`."""
-        tables = [[np.exp(model.log_ctr(block.items)) for model in cut] for cut in self.models]
+        tables = [[np.exp(model.log_ctr(block.items, block.offsets)) for model in cut] for cut in self.models]
         return np.array(tables, dtype=np.float64)
 
     def own(self, block: Block, tables: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -187,7 +187,7 @@ def _rng(market: Market, day: int, kind: TrafficKind, stream: str) -> np.random.
     return np.random.default_rng([market.config.seed, 100, market.day(day), _KINDS.index(kind), stream == "clicks"])
 
 
-PRODUCTION = ClickConfig(families=("deepfm",))
+PRODUCTION = ClickConfig(families=("deepfm",), within_list="off")
 """Settings of the production ranker."""
 
 NOT_LEARNED = ("value", "user_id", "arm", "policy", "timestamp")

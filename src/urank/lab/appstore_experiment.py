@@ -214,7 +214,8 @@ def _matched(trial: StoreTrial, table: NDArray[np.float64], bids: bool) -> Order
 
 def _match_for_the_cutoff(trial: StoreTrial, bids: bool, report: Report) -> Orders:
     model = load_model(trial.folder / "clicks")
-    return _matched(trial, np.exp(model.log_ctr(trial.block(bids=bids).items).astype(np.float64)), bids)
+    block = trial.block(bids=bids)
+    return _matched(trial, np.exp(model.log_ctr(block.items, block.offsets).astype(np.float64)), bids)
 
 
 def _true_match(trial: StoreTrial, bids: bool, report: Report) -> Orders:

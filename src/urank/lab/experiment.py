@@ -44,6 +44,10 @@ from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
 from urank.storage import new_file
 
+PAPER_CLICKS = ClickConfig(families=("monotone", "factorised", "vector"), within_list="off")
+"""The click model of the paper's experiments: the best of these families, or their mean, on raw features as all
+baselines."""
+
 EXPERIMENTS = ("table1", "table2", "table3", "fig-ctr-by-position", "fig-result-list", "differences")
 
 
@@ -58,7 +62,8 @@ class StoreConfig(Settings):
         PRODUCTION, description="DeepFM: the ranker that produced the log and, trained on that log, a row of the table"
     )
     clicks: ClickConfig = Field(
-        ClickConfig(backbone="deepfm"), description="the click model of U-rank and the matching"
+        PAPER_CLICKS.model_copy(update={"backbone": "deepfm"}),
+        description="the click model of U-rank and the matching",
     )
     scorer: RankerConfig = Field(
         RankerConfig(backbone="deepfm"), description="U-rank; LambdaRank and DLA use the same network"
@@ -83,7 +88,7 @@ class ExperimentConfig(Settings):
     swap_sessions: int = Field(
         2, ge=1, description="sessions per query in the online experiment with random swaps (Randomization)"
     )
-    clicks: ClickConfig = Field(ClickConfig(), description="the click model of U-rank, the matching and CTR-1")
+    clicks: ClickConfig = Field(PAPER_CLICKS, description="the click model of U-rank, the matching and CTR-1")
     scorer: RankerConfig = Field(RankerConfig(), description="U-rank; LambdaRank and DLA use the same network")
     faithful: RankerConfig = Field(
         RankerConfig(target="counterfactual", form="paper"), description="U-rank as printed in the paper, on A1"

@@ -182,7 +182,7 @@ class _SecondSlot:
 
     def positions(self, block: Block) -> NDArray[np.int64]:
         where = where_items(block.offsets)
-        scores = pad(self.model.log_ctr(block.items)[:, :2][:, -1], block.offsets)
+        scores = pad(self.model.log_ctr(block.items, block.offsets)[:, :2][:, -1], block.offsets)
         return positions_by_score(scores, where=where)[where]
 
 

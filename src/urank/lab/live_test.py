@@ -47,7 +47,8 @@ class AbTestConfig(AbTestSchedule):
 
     production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
     clicks: ClickConfig = Field(
-        ClickConfig(families=("monotone",), backbone="deepfm"), description="the click model of U-rank"
+        ClickConfig(families=("monotone",), backbone="deepfm", within_list="off"),
+        description="the click model of U-rank",
     )
     scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from urank.errors import ConfigError
-from urank.log.columns import signed_log
 from urank.log.ragged import list_ids, pad, positions_by_score, where_items
+from urank.log.signed_log import signed_log
 
 Randomisation = Literal["none", "swap", "adjacent", "shuffle"]
 Floats = NDArray[np.float64]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from urank.errors import ConfigError
-from urank.log.columns import signed_log
 from urank.log.ragged import list_ids, pad, where_items
+from urank.log.signed_log import signed_log
 
 Scaling = Literal["minmax", "log", "rank"]
 Floats = NDArray[np.float64]

@@ -52,7 +52,7 @@ CANDIDATE_ROLES: Mapping[str, str] = {
 BATCH_BYTES = 32 * 2**20
 FIRST_ROWS = 100
 
-_LIST_KEYS = ("query_id", "session_id")
+LIST_KEYS = ("query_id", "session_id")
 _ELEMENT = re.compile(r"(.+)\[(\d+)\]", re.DOTALL)
 
 
@@ -196,7 +196,7 @@ class Candidates:
         million lists take 8 to 16 MB, and have a chance of 1 in 40 million of a false alarm.
         """
         seen = _HashSet()
-        for frame, done in _whole_lists(self._batches(), self._check_length):
+        for frame, done in whole_lists(self._batches(), self._check_length):
             offsets = list_offsets(frame)
             self._check_adjacent(frame, offsets, seen)
             self._check_positions(frame, offsets)
@@ -354,14 +354,16 @@ def list_offsets(frame: pl.DataFrame) -> NDArray[np.int64]:
 
 
 def _list_keys(frame: pl.DataFrame) -> list[str]:
-    return [name for name in _LIST_KEYS if name in frame.columns]
+    return [name for name in LIST_KEYS if name in frame.columns]
 
 
-def _whole_lists(batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], None]) -> Rows:
+def whole_lists(
+    batches: Iterable[tuple[pl.DataFrame, int]], check: Callable[[Sequence[pl.DataFrame]], object] = len
+) -> Rows:
     """Cut batches between lists: rows that may continue in the next batch wait for it, if `check` of them agrees.
 
     >>> parts = [pl.DataFrame({"query_id": ids}) for ids in (["a", "b"], ["b"], ["b", "c", "c"])]
-    >>> [frame["query_id"].to_list() for frame, _ in _whole_lists(((part, 0) for part in parts), len)]
+    >>> [frame["query_id"].to_list() for frame, _ in whole_lists((part, 0) for part in parts)]
     [['a'], ['b', 'b', 'b', 'c', 'c']]
     """
 

@@ -11,12 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import polars as pl
 import polars.selectors as cs
-from numpy.typing import NDArray
 from polars.datatypes import DataTypeClass
 
 from urank.errors import ConfigError, DataError
@@ -406,13 +404,3 @@ def _iso_time(text: pl.Expr) -> pl.Expr:
     minutes = zone.str.slice(3, 2).cast(pl.Int64, strict=False).fill_null(0)
     ahead = pl.when(zone.str.starts_with("-").fill_null(False)).then(-1).otherwise(1) * (60 * hours + minutes)
     return local - ahead * 60_000_000
-
-
-def signed_log(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Compress heavy tails on both sides of 0, keeping the order: sign(x) · log(1 + |x|).
-
-    >>> signed_log(np.array([-(np.e - 1), 0.0, np.e - 1])).tolist()
-    [-1.0, 0.0, 1.0]
-    """
-    x = np.asarray(x, dtype=np.float64)
-    return np.asarray(np.copysign(np.log1p(np.abs(x)), x))

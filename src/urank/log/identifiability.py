@@ -17,8 +17,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.log.columns import LogSchema, signed_log
+from urank.log.columns import LogSchema
 from urank.log.ragged import list_ids
+from urank.log.signed_log import signed_log
 
 MAX_SHARED = 200
 """With more positions than this the table of shared items is left out."""

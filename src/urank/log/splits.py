@@ -19,11 +19,16 @@ CHUNK_BYTES = 1 << 20
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix bits by the finaliser of SplitMix64: every input bit affects every output bit."""
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
+
+
+def hash_factors(count: int) -> NDArray[np.uint64]:
+    """Return fixed odd multipliers, one for each column of a row to hash."""
+    return mix_bits(np.arange(1, count + 1, dtype=np.uint64) * _MULTIPLIER) | np.uint64(1)
 
 
 def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
@@ -48,7 +53,7 @@ def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
     bounds = np.frombuffer(starts_buffer, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
     lengths = np.diff(bounds)
     if bytes_buffer is None:
-        return _mix(np.full(len(ids), seed + 1, dtype=np.uint64) * _MULTIPLIER)
+        return mix_bits(np.full(len(ids), seed + 1, dtype=np.uint64) * _MULTIPLIER)
     letters = np.frombuffer(bytes_buffer, dtype=np.uint8)
     powers = np.full(int(lengths.max()) + 1, _MULTIPLIER, dtype=np.uint64).cumprod(dtype=np.uint64)
     polynomial = np.empty(len(ids), dtype=np.uint64)
@@ -58,7 +63,7 @@ def stable_hash(ids: pl.Series, *, seed: int = 0) -> NDArray[np.uint64]:
         polynomial[first:last] = _polynomials(letters, bounds[first : last + 1], powers)
         first = last
     with np.errstate(over="ignore"):
-        return _mix(_mix(polynomial) + np.uint64(seed + 1) * _MULTIPLIER)
+        return mix_bits(mix_bits(polynomial) + np.uint64(seed + 1) * _MULTIPLIER)
 
 
 def _polynomials(

@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 
 from urank.clicks.families import log1m_exp
 from urank.config import Settings
-from urank.learning.batches import Batch, ListArrays, MemoryStream
+from urank.learning.batches import VALID_LISTS, Batch, ListArrays, MemoryStream
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.learning.networks import Perceptron, hidden_layers
 from urank.learning.training import TrainingConfig, mean_loss, seeded, train
@@ -39,7 +39,7 @@ class CpbmConfig(Settings):
     )
     hidden: tuple[int, ...] = Field((32,), min_length=1, description="sizes of the hidden layers of both networks")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the hidden layers")
-    training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, weight_decay=1e-2)
+    training: TrainingConfig = TrainingConfig(epochs=60, batch_lists=128, learning_rate=3e-3, weight_decay=1e-2)
     seed: int = Field(0, ge=0, description="random seed")
 
 
@@ -121,7 +121,7 @@ class Contextual:
     def examination(self, block: Block) -> NDArray[np.float64]:
         """Estimate h(k, x) / h(1, x) `[rows, K]`; the context of a query is the mean over the items of the list."""
         self.network.eval()
-        inputs = self.featurizer.encode(block.items)
+        inputs = self.featurizer.encode(block.items, block.offsets)
         device = next(self.network.parameters()).device
         arrays = (inputs.numeric, inputs.categorical, block.offsets)
         with torch.inference_mode():
@@ -158,9 +158,8 @@ def fit_cpbm(
         report("harvesting", number, 2)
     check_connected(weighted_clicks(pairs["train"])[0], f"the train split of {dataset.folder}")
     model = build_contextual(featurizer, dataset.positions, config)
-    lists = config.training.batch_lists
-    stream = MemoryStream(_lists(pairs["train"]), batch_lists=lists)
-    valid = MemoryStream(_lists(pairs["valid"]), batch_lists=8 * lists)
+    stream = MemoryStream(_lists(pairs["train"]))
+    valid = MemoryStream(_lists(pairs["valid"]), batch_lists=VALID_LISTS)
     held_out = partial(mean_loss, loss=_loss, stream=valid)
     run: dict[str, Any] = {"checkpoint": checkpoint, "report": report, "name": "train cpbm"}
     train(model.network, _loss, stream, held_out, config.training, seed=config.seed, **run)
@@ -171,7 +170,9 @@ def _lists(pairs: QueryItems) -> ListArrays:
     """Convert to a list for each query and a row for each of its items, with the click rates as the table."""
     assert pairs.inputs is not None  # noqa: S101 - they were requested
     zeros, rates = np.zeros(len(pairs.shows), dtype=np.float32), pairs.rates.astype(np.float32)
-    return ListArrays(pairs.inputs, np.ones(len(zeros), dtype=np.int64), zeros, zeros, pairs.offsets, table=rates)
+    position = np.ones(len(zeros), dtype=np.int64)
+    columns = {"position": position, "click": zeros, "value": zeros, "table": rates}
+    return ListArrays.from_rows(pairs.inputs, offsets=pairs.offsets, **columns)
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -63,7 +63,7 @@ def count_query_items(dataset: Dataset, split: str, featurizer: Featurizer | Non
         firsts.append(first.with_columns(place=pl.int_range(pl.len()) + pairs_before))
         pairs_before += first.height
         if featurizer is not None:
-            parts.append(featurizer.encode(block.items)[first["row"].to_numpy()])
+            parts.append(featurizer.encode(block.items, block.offsets)[first["row"].to_numpy()])
     if not counted:
         raise DataError(f"the {split} split of {dataset.folder} must have impressions; it has none")
     # A query may continue in the next block.

@@ -45,7 +45,7 @@ class RankSvmConfig(Settings):
     """Settings of a RankSVM."""
 
     c: float = Field(1.0, gt=0, description="C: weight of a unit of hinge loss relative to ½ |w|²")
-    training: TrainingConfig = TrainingConfig(epochs=15, learning_rate=1e-2, weight_decay=0.0, patience=1)
+    training: TrainingConfig = TrainingConfig(epochs=15, learning_rate=1e-2, weight_decay=0.0)
     seed: int = Field(0, ge=0, description="seed of all random numbers")
 
 
@@ -96,7 +96,7 @@ def fit_lambdarank(
         config: the network, its training and the seed; its target is not used.
         dataset, featurizer, run: as in `fit_baseline`.
     """
-    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
+    splits = train_and_valid(dataset, featurizer, gain=gain)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
@@ -125,7 +125,7 @@ def fit_ranksvm(
     dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankSvmConfig, **run: Unpack[RunOptions]
 ) -> tuple[NetworkScorer, History]:
     """Train a linear scorer by the pairwise hinge loss; stops early by that of valid."""
-    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, gain=gain)
+    splits = train_and_valid(dataset, featurizer, gain=gain)
     lists = max(sum(group.lists for group in splits[0].groups), 1)
     graded = isinstance(gain, LabelGain)
     with seeded(config.seed):
@@ -135,7 +135,8 @@ def fit_ranksvm(
 
     def hinge(network: nn.Module, batch: Batch) -> Tensor:
         assert batch.gain is not None  # noqa: S101 - the streams above have one
-        scores, where = pad_tensor(network(batch.numeric, batch.categorical, batch.value), batch)
+        scores = network(batch.numeric, batch.categorical, batch.value).index_select(0, batch.item)
+        scores, where = pad_tensor(scores, batch)
         return hinge_loss(scores, pad_tensor(batch.gain, batch)[0], where=where, graded=graded).mean()
 
     def loss(network: nn.Module, batch: Batch) -> Tensor:
@@ -208,7 +209,7 @@ def fit_dla(
         clip: upper bound of a weight.
         dataset, featurizer, run: as in `fit_baseline`.
     """
-    splits = train_and_valid(dataset, featurizer, config.training.batch_lists)
+    splits = train_and_valid(dataset, featurizer)
     with seeded(config.seed):
         network = DualNetwork(build_scorer(featurizer, value_feature(dataset), config), dataset.positions)
 
@@ -236,7 +237,8 @@ def _dual_batch(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     An item below position K was not shown: f ranks it with the others, but g is not defined for it.
     """
     assert isinstance(network, DualNetwork)  # noqa: S101 - this module trains no other
-    scores, where = pad_tensor(network.scorer(batch.numeric, batch.categorical, batch.value), batch)
-    click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value, batch.position))
+    scores = network.scorer(batch.numeric, batch.categorical, batch.value).index_select(0, batch.item)
+    scores, where = pad_tensor(scores, batch)
+    click, position = (pad_tensor(each, batch)[0] for each in (batch.click * batch.value[batch.item], batch.position))
     K = len(network.slow_places)
     return scores, network.log_examination[position.clamp(1, K) - 1], click, position, where, where & (position <= K)

@@ -7,9 +7,9 @@ trained by the same loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,8 @@ CHUNK_PADDING = 400
 class PaddedLists:
     """Padded lists, the input of a target: `[B, n]` each, the table `[B, n, K]`.
 
-    `where` is true where there is an item; None if nothing is padded.
+    `where` is true where there is an item; None if nothing is padded. `weight` `[B]` is the number of logged lists that
+    each list represents; None for 1.
     """
 
     position: NDArray[Any]
@@ -42,15 +43,17 @@ class PaddedLists:
     table: NDArray[Any] | None
     gain: NDArray[Any] | None
     where: NDArray[np.bool_] | None
+    weight: NDArray[np.int64] | None = None
 
     @classmethod
     def of_rows(
         cls, lists: ListArrays | Batch, rows: NDArray[np.int64], where: NDArray[np.bool_] | None = None
     ) -> PaddedLists:
         """Select lists by the indices `[B, n]` of their rows; without `where` they have equal lengths."""
+        items = _array(lists.item)[rows]
         columns = (lists.position, lists.click, lists.value, lists.table, lists.gain)
-        arrays = (each.numpy(force=True) if isinstance(each, Tensor) else each for each in columns)
-        padded = [each[rows] if each is not None else None for each in arrays]
+        places = (rows, rows, items, items, rows)
+        padded = [_array(each)[at] if each is not None else None for each, at in zip(columns, places, strict=True)]
         for each in padded:
             if where is not None and each is not None:
                 each[~where] = 0
@@ -78,11 +81,23 @@ def by_length(
         first += len(chosen)
         where = np.arange(n) < lengths[chosen][:, None]
         rows = offsets[chosen][:, None] + np.arange(n) * where
-        yield rows, PaddedLists.of_rows(batch, rows, None if where.all() else where)
+        padded = PaddedLists.of_rows(batch, rows, None if where.all() else where)
+        yield rows, padded if batch.weight is None else replace(padded, weight=_array(batch.weight)[chosen])
 
 
-Target = Callable[[PaddedLists], NDArray[Any]]
-"""Computes u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
+def _array(values: Tensor | NDArray[Any]) -> NDArray[Any]:
+    return values.numpy(force=True) if isinstance(values, Tensor) else values
+
+
+class Target(Protocol):
+    """Computes u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
+
+    @property
+    def by_session(self) -> bool:
+        """Whether it depends on more than the table and the values, so that lists of the same items may differ."""
+        ...
+
+    def __call__(self, lists: PaddedLists) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,10 @@ class UtilityTarget:
 
     blend: float = 0.0
     floor: float = FLOOR
+
+    @property
+    def by_session(self) -> bool:
+        return self.blend > 0
 
     def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.table is not None  # noqa: S101 - the streams of a ranker have one
@@ -119,6 +138,10 @@ class DiscountedGain:
 
     positions: int
     normalised: bool = False
+
+    @property
+    def by_session(self) -> bool:
+        return True
 
     def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
         assert lists.gain is not None  # noqa: S101 - the streams of LambdaRank have one

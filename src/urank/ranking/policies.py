@@ -94,7 +94,7 @@ class ScorerPolicy:
 
     def positions(self, block: Block) -> NDArray[np.int64]:
         value = block.column("value") if self.scorer.takes_value else np.ones(block.items.num_rows)
-        scores = self.scorer.score(self.featurizer.encode(block.items), value.astype(np.float32))
+        scores = self.scorer.score(self.featurizer.encode(block.items, block.offsets), value.astype(np.float32))
         return positions_in_lists(scores, block.offsets)
 
 

@@ -111,15 +111,23 @@ class RankingModel:
         """The available ranking methods."""
         return METHODS if self.scorer is not None else ("match", "ctr1")
 
-    def log_ctr(self, items: Items) -> NDArray[np.float32]:
-        """Predict log P(click | item, position) `[rows, K]`."""
-        return self.clicks.log_ctr(items)
+    def log_ctr(self, items: Items, offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """Predict log P(click | item, position) `[rows, K]`; offsets as in `score`."""
+        return self.clicks.log_ctr(items, offsets)
 
-    def score(self, items: Items, value: Array | None = None) -> NDArray[np.float32]:
-        """Return the score of each item `[rows]`; `value` defaults to the column of that name, and to 1 without one."""
+    def score(
+        self, items: Items, value: Array | None = None, offsets: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """Return the score of each item `[rows]`.
+
+        Args:
+            items: encoded items, or a table of whole lists.
+            value: `[rows]`; defaults to the column of that name, and to 1 without one.
+            offsets: `[lists + 1]`, the bounds of the lists of a table; by default as in `Featurizer.encode`.
+        """
         if self.scorer is None:
             raise ConfigError("this model has no scorer, only a click model; use method match or ctr1")
-        inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
+        inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items, offsets)
         value = _value_of(items) if value is None else value
         if value is None and self.scorer.takes_value:
             raise DataError("the model was trained on values and needs the column 'value', which is not there")
@@ -131,7 +139,7 @@ class RankingModel:
         """Return the 1-based position of each item `[rows]` in its list, given the offsets of the lists."""
         method = self.method if method is None else method
         self._check(method)
-        inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items)
+        inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items, offsets)
         value = _value_of(items) if value is None else value
         by_score = method == "score"
         gain = self.score(inputs, value) if by_score else expected_gain(self.log_ctr(inputs), value, method)
@@ -190,7 +198,7 @@ class RankingModel:
         A quarter of the memory is for all lists that are being read, ranked or written; a single list may take half.
         """
         featurizer = self.clicks.featurizer
-        inputs = 4 * len(featurizer.numeric) + 8 * len(featurizer.categorical)
+        inputs = 4 * len(featurizer.inputs) + 8 * len(featurizer.categorical)
         return read_candidates(
             source,
             numeric=[feature.name for feature in featurizer.numeric],
@@ -211,7 +219,7 @@ class RankingModel:
         if top is not None and top < 1:
             raise ConfigError(f"top must be a whole number from 1 up; got {top}")
         frame, offsets = lists.frame, lists.offsets
-        inputs = self.clicks.featurizer.encode(frame)
+        inputs = self.clicks.featurizer.encode(frame, offsets)
         value = _value_of(frame)
         score = table = None  # only what the order needs is computed for all rows
         if method == "score":

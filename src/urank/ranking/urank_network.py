@@ -23,7 +23,7 @@ from urank.clicks.click_model import ClickModel, NetworkClicks
 from urank.config import Settings
 from urank.errors import ConfigError
 from urank.learning.batches import Batch, Stream, train_and_valid
-from urank.learning.features import Featurizer, Inputs, Numeric, own_items
+from urank.learning.features import Featurizer, Inputs, Numeric, own_blocks
 from urank.learning.networks import Backbone, FeatureLayer, build_backbone, chunk_rows
 from urank.learning.training import History, TrainingConfig, seeded, train
 from urank.log.dataset import Dataset
@@ -99,7 +99,7 @@ class NetworkScorer:
 
 
 def pad_tensor(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Pad the values `[rows]` of a batch to lists `[B, n]`, and return the mask; differentiable."""
+    """Pad values `[rows]` of a batch to its logged lists `[B, n]`, and return the mask; differentiable."""
     where = torch.from_numpy(where_items(batch.offsets.numpy(force=True))).to(values.device)
     return torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values), where
 
@@ -108,7 +108,7 @@ def value_feature(dataset: Dataset) -> Numeric | None:
     """Return the scale of the values in the train split; None if the log has no values."""
     if not dataset.has("value"):
         return None
-    return Featurizer.fit(own_items(dataset, "train", ["value"]), ["value"], []).numeric[0]
+    return Featurizer.fit(own_blocks(dataset, "train", ["value"]), ["value"], []).numeric[0]
 
 
 Table = Callable[[Inputs], NDArray[np.float32]]
@@ -132,7 +132,7 @@ class RankerConfig(Settings):
     hidden: tuple[int, ...] = Field((128, 64), description="sizes of the hidden layers; none for a linear score")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units dropped at each step")
     warm_start: bool = Field(False, description="initialise with the hidden layers of the click model")
-    training: TrainingConfig = TrainingConfig(epochs=12, learning_rate=2e-3, weight_decay=1e-3)
+    training: TrainingConfig = TrainingConfig(epochs=8)
     seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @property
@@ -162,7 +162,7 @@ def fit_urank(
     """
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
-    splits = train_and_valid(dataset, featurizer, config.training.batch_lists, table=look_up)
+    splits = train_and_valid(dataset, featurizer, table=look_up)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     if config.warm_start:
@@ -202,15 +202,21 @@ def fit_by_swaps(
 
 
 def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerConfig) -> Tensor:
-    """Compute the mean of U-rank's loss over the lists of a batch, in the order of the scores `[rows]`."""
+    """Compute the mean of U-rank's loss over the logged lists of a batch, in the order of the scores `[items]`."""
+    lists = batch.lists
+    batch = batch if target.by_session else batch.once()
+    scores = scores.index_select(0, batch.item)
     known = scores.numpy(force=True)
     clip = config.clip if config.form == "paper" else None
-    losses = []
-    for rows, lists in by_length(batch):
-        found = swaps(known[rows], target(lists), where=lists.where)
-        padded = scores[torch.from_numpy(rows).to(scores.device)]
-        losses.append(swap_loss(padded, found, form=config.form, sigma=config.sigma, clip=clip))
-    return torch.cat(losses).sum() / (len(batch.offsets) - 1)
+    total = scores.new_zeros(())
+    for rows, padded in by_length(batch):
+        found = swaps(known[rows], target(padded), where=padded.where)
+        placed = scores[torch.from_numpy(rows).to(scores.device)]
+        losses = swap_loss(placed, found, form=config.form, sigma=config.sigma, clip=clip)
+        if padded.weight is not None:
+            losses = losses * torch.from_numpy(padded.weight).to(losses)
+        total = total + losses.sum()
+    return total / lists
 
 
 def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> float:
@@ -222,10 +228,13 @@ def estimated_utility(network: nn.Module, stream: Stream, target: Target) -> flo
         for batch in stream.batches():
             on_device = batch.to(device)
             scores = network(on_device.numeric, on_device.categorical, on_device.value).numpy(force=True)
-            for rows, padded in by_length(batch):
+            lists += batch.lists
+            distinct = batch if target.by_session else batch.once()
+            scores = scores[distinct.item.numpy(force=True)]
+            for rows, padded in by_length(distinct):
                 positions = positions_by_score(scores[rows], where=padded.where)
-                total += float(earned(target(padded), positions).sum())
-            lists += len(batch.offsets) - 1
+                utilities = earned(target(padded), positions)
+                total += float((utilities if padded.weight is None else utilities * padded.weight).sum())
     utility, count = distributed.all_reduce_sum([total, lists])
     return utility / max(count, 1)
 

@@ -70,7 +70,7 @@ class TreesScorer(TreeModel):
             DataError: if it is not the text of a LightGBM model with these features.
         """
         extra = "value" if takes_value else None
-        return cls(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
+        return cls(text, len(featurizer.inputs), len(featurizer.categorical), extra).checked()
 
     @property
     def family(self) -> str:
@@ -129,7 +129,7 @@ def tree_streams(
     gain: Gain | None = None,
 ) -> list[Stream]:
     """Return train and valid, or as many of their queries as fit into memory."""
-    fits = sample_for_trees(dataset, trees.row_bytes(len(featurizer.names), dataset.positions))
+    fits = sample_for_trees(dataset, trees.row_bytes(featurizer.width, dataset.positions))
     return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
 
 

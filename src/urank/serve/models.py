@@ -87,8 +87,12 @@ class ServedModel:
                 return known
         raise ConfigError(f"the model ranks by {', '.join(self.methods)}; got '{method}'")
 
+    def with_within(self, items: CandidateArrays) -> CandidateArrays:
+        """Add the within-list columns, if the model has any, to its raw features; the lists must be whole."""
+        return replace(items, numeric=self.featurizer.add_within(items.numeric, items.offsets))
+
     def log_ctr(self, items: CandidateArrays) -> Floats:
-        """Return log P(click | item, position) `[rows, K]`."""
+        """Return log P(click | item, position) `[rows, K]`; items as `with_within` returns them."""
         return _run(self.clicks, items)
 
     def scores(self, items: CandidateArrays) -> Floats | None:
@@ -186,9 +190,10 @@ class ActiveModels:
         return model.check_method(requested or self.default_method or model.method)
 
     def inputs_of(self, model: ServedModel, items: CandidateArrays) -> CandidateArrays:
-        """Return the features of items that this model takes, in its order."""
+        """Return the features of whole lists as this model takes them: in its order, with its within-list columns."""
         numeric, categorical = self._columns[id(model)]
-        return replace(items, numeric=items.numeric[:, numeric], categorical=items.categorical[:, categorical])
+        own = replace(items, numeric=items.numeric[:, numeric], categorical=items.categorical[:, categorical])
+        return model.with_within(own)
 
     @cached_property
     def _columns(self) -> dict[int, tuple[Columns, Columns]]:
@@ -316,7 +321,7 @@ def _session(graph: bytes, featurizer: Featurizer, threads: int) -> ort.Inferenc
     options.log_severity_level = 4  # errors are raised; nothing else should be printed
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    expected = {"numeric": len(featurizer.numeric), "categorical": len(featurizer.categorical)}
+    expected = {"numeric": len(featurizer.inputs), "categorical": len(featurizer.categorical)}
     actual = {entry.name: entry.shape[-1] for entry in session.get_inputs() if entry.name in expected}
     if actual != expected:
         raise DataError(f"the graphs must take the features of features.json, {expected}; one takes {actual}")
@@ -344,7 +349,7 @@ def _scorer(
 
     text, extra = files["scorer.txt"].decode("utf-8"), "value" if entry["takes_value"] else None
     _refuse_truncated_trees(text)
-    model = TreeModel(text, len(featurizer.numeric), len(featurizer.categorical), extra).checked()
+    model = TreeModel(text, len(featurizer.inputs), len(featurizer.categorical), extra).checked()
     vocabularies = [{word: code for code, word in enumerate(each.vocabulary, 1)} for each in featurizer.categorical]
 
     def scores(items: CandidateArrays) -> Floats:
@@ -378,7 +383,8 @@ def _smoke_test(model: ServedModel) -> None:
     model.check_method(model.manifest["method"])
     numeric = np.full((2, len(model.numeric)), np.nan, dtype=np.float32)
     categorical = np.full((2, len(model.categorical)), MISSING, dtype=object)
-    items = CandidateArrays(numeric, categorical, np.ones(2, dtype=np.float32), np.array([0, 2]))
+    raw = CandidateArrays(numeric, categorical, np.ones(2, dtype=np.float32), np.array([0, 2]))
+    items = model.with_within(raw)
     table, scores = model.log_ctr(items), model.scores(items)
     if table.shape != (2, model.positions) or not (table <= 1e-4).all():
         raise DataError(f"the click model must return log probabilities of shape [2, {model.positions}]; it does not")
