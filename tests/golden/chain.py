@@ -235,7 +235,9 @@ def exported(made: Path) -> dict[str, Json]:
         "onnx files": files_of(made / "onnx"),
         "onnx graph": graph_of(
             made / "onnx" / "urank.onnx",
-            numeric=_floats(searches.select(pl.selectors.matches(r"^f\d+$"))),
+            numeric=_with_more_columns(
+                _floats(searches.select(pl.selectors.matches(r"^f\d+$"))), made / "onnx" / "inputs.json"
+            ),
             value=searches["value"].to_numpy(),
         ),
         "vespa files": files_of(vespa),
@@ -285,6 +287,13 @@ def _floats(frame: pl.DataFrame) -> np.ndarray[Any, Any]:
     numbers = frame.to_numpy().astype(np.float32)
     numbers[1, 0] = np.nan
     return numbers
+
+
+def _with_more_columns(numeric: np.ndarray[Any, Any], inputs: Path) -> np.ndarray[Any, Any]:
+    """Fill the within-list columns of a graph with any numbers."""
+    width = len(json.loads(inputs.read_text())["inputs"]["numeric"]["features"])
+    rest = np.random.default_rng(0).random((len(numeric), width - numeric.shape[1]), dtype=np.float32)
+    return np.concatenate([numeric, rest], axis=1)
 
 
 def _read(path: Path) -> Json:

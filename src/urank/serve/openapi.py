@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from jinja2 import Environment, PackageLoader
@@ -50,7 +49,7 @@ _REFUSALS = {
     "503": "The log cannot be written, or the answer took too long.",
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT32_BOUND = (2 - 2.0**-24) * 2.0**127  # smaller numbers are rounded to finite float32
 _MAX_SCHEMA_LINES = 80
 _TEMPLATES = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
 
@@ -105,7 +104,8 @@ def _any_of(names: tuple[str, ...], refs: Mapping[str, str]) -> dict[str, Any]:
 
 def _describe_features(components: dict[str, Any], service: Service) -> None:
     """Add the features of the models, the methods, and the limits."""
-    number = {"anyOf": [{"type": "number", "minimum": -_FLOAT32_MAX, "maximum": _FLOAT32_MAX}, {"type": "null"}]}
+    bounded = {"type": "number", "exclusiveMinimum": -_FLOAT32_BOUND, "exclusiveMaximum": _FLOAT32_BOUND}
+    number = {"anyOf": [bounded, {"type": "null"}]}
     category = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
     active, limits = service.context.active, service.config.limits
     properties = dict.fromkeys(active.numeric, number) | dict.fromkeys(active.categorical, category)
