@@ -26,6 +26,7 @@ NAMES = (
     "clicks",
     "utility",
     "frontier",
+    "price",
     "growth",
     "scale",
     "lists",

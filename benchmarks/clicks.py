@@ -90,11 +90,13 @@ def one_seed(folder: Path, seed: int, queries: int | None) -> tuple[dict[str, fl
     fit = fit_clicks(dataset, ClickConfig(families=FAMILIES, ensemble=3, seed=seed, trees=trees))
     models = {**fit.tried, "pbm": fit.reference, "best on valid, ensemble of 3": fit.model}
     ratios = {
-        name: quality(*predictions(model, dataset, "test"), positions=dataset.positions).log_loss / oracle
+        name: quality(*predictions({"": model}, dataset, "test")[""], positions=dataset.positions).log_loss / oracle
         for name, model in models.items()
     }
     areas = {
-        f"{name} {split}": quality(*predictions(fit.tried[family], dataset, split), positions=dataset.positions).auc
+        f"{name} {split}": quality(
+            *predictions({"": fit.tried[family]}, dataset, split)[""], positions=dataset.positions
+        ).auc
         for name, family in (("A1", "vector"), ("A2", "position"))
         for split in ("train", "valid", "test")
     }
@@ -204,7 +206,7 @@ def _featurizer(dataset: Dataset) -> Featurizer:
 
 def _test_loss(dataset: Dataset, fit: Fit, reference: bool) -> float:
     model = fit.reference if reference else fit.model
-    return quality(*predictions(model, dataset, "test"), positions=dataset.positions).log_loss
+    return quality(*predictions({"": model}, dataset, "test")[""], positions=dataset.positions).log_loss
 
 
 def _loss(network: torch.nn.Module, batch: Batch) -> torch.Tensor:

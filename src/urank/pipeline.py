@@ -65,7 +65,7 @@ from urank.report.evaluation_report import ReferenceValues
 from urank.report.run_report import write_run
 from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
-TRAIN_ROWS, HELD_OUT_ROWS = 500_000, 2_000_000
+TRAIN_ROWS, HELD_OUT_ROWS = 100_000, 500_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
 LEAST_EVIDENCE = 2.0
@@ -332,10 +332,9 @@ def click_model_quality(fit: Fit, dataset: Dataset, config: ClickConfig) -> FitR
     reliable: dict[str, Reliability] = {}
     for split in (split for split in SPLITS if dataset.rows(split)):
         most = TRAIN_ROWS if split == "train" else HELD_OUT_ROWS
-        predicted = {name: predictions(fit.model, dataset, split, most_rows=most)}
+        models = {name: fit.model} | ({"pbm": fit.reference} if name != "pbm" and fit.reference is not None else {})
+        predicted = predictions(models, dataset, split, most_rows=most)
         _, position, click = predicted[name]
-        if name != "pbm" and fit.reference is not None:
-            predicted["pbm"] = predictions(fit.reference, dataset, split, most_rows=most)
         reliable = {each: reliability(np.exp(found[0]), click) for each, found in predicted.items()}
         predicted["constant"] = (np.full(len(click), log_rate, dtype=np.float32), position, click)
         qualities[split] = {each: quality(*found, positions=dataset.positions) for each, found in predicted.items()}

@@ -125,7 +125,7 @@ def test_folds_of_a_fold(dataset: Dataset) -> None:
 def test_a_fold_trains_a_click_model_and_the_split_it_is_from_stays(dataset: Dataset) -> None:
     fold = folds(dataset, ["test"])[0]
     fit = fit_clicks(fold, ClickConfig(families=("pbm",), training=TrainingConfig(epochs=2)))
-    log_p, position, click = predictions(fit.model, fold, "test")
+    log_p, position, click = predictions({"": fit.model}, fold, "test")[""]
     assert len(log_p) == len(position) == len(click) == fold.rows("test")
     assert np.isfinite(log_p).all()
     assert (fold.positions, fold.features, fold.has("propensity")) == (dataset.positions, dataset.features, True)

@@ -135,29 +135,34 @@ def fit_clicks(
     return Fit(trainer.calibrated(members), pbm, tried, trainer.losses, trainer.histories, trainer.evidence)
 
 
-def predictions(model: ClickModel, dataset: Dataset, split: str, *, most_rows: int | None = None) -> Predictions:
-    """Predict a split: log P(click) at the logged position, that position, and the click of every row, in order.
+def predictions(
+    models: Mapping[str, ClickModel], dataset: Dataset, split: str, *, most_rows: int | None = None
+) -> dict[str, Predictions]:
+    """Predict a split by models with the same features.
 
-    With `most_rows`, stop after the row group that reaches this many rows.
+    Returns for each model log P(click) at the logged position, that position, and the click of every row, in an order
+    that is the same for all models. With `most_rows`, stop after the row group that reaches this many rows.
     """
-    stream = Stream(dataset, split, model.featurizer, cache_bytes=0, shown=True, values=False)
-    return _at_logged_positions(stream, model.log_ctr, most_rows)
+    featurizer = next(iter(models.values())).featurizer
+    stream = Stream(dataset, split, featurizer, cache_bytes=0, shown=True, values=False, collapse=True)
+    return _at_logged_positions(stream, {name: model.log_ctr for name, model in models.items()}, most_rows)
 
 
 def _at_logged_positions(
-    stream: Stream, log_ctr: Callable[[Inputs], NDArray[np.float32]], most_rows: int | None = None
-) -> Predictions:
-    parts = []
+    stream: Stream, tables: Mapping[str, Callable[[Inputs], NDArray[np.float32]]], most_rows: int | None = None
+) -> dict[str, Predictions]:
+    found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tables}
+    places, rows = [(np.zeros(0, np.int64), np.zeros(0, np.float32))], 0
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
-        log_p = log_ctr(lists.inputs)[lists.item, lists.position - 1]
-        parts.append((log_p, lists.position, lists.click))
-        if most_rows is not None and sum(len(part[1]) for part in parts) >= most_rows:
+        for name, log_ctr in tables.items():
+            found[name].append(log_ctr(lists.inputs)[lists.item, lists.position - 1])
+        places.append((lists.position, lists.click))
+        rows += len(lists.position)
+        if most_rows is not None and rows >= most_rows:
             break
-    if not parts:
-        return np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)
-    all_log_p, position, click = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return all_log_p, position, click
+    position, click = (np.concatenate(part) for part in zip(*places, strict=True))
+    return {name: (np.concatenate([np.zeros(0, np.float32), *each]), position, click) for name, each in found.items()}
 
 
 class _Trainer:
@@ -258,7 +263,7 @@ class _Trainer:
         def mean(inputs: Inputs) -> NDArray[np.float32]:
             return log_mean_exp([member.log_ctr(inputs) for member in members])
 
-        return _at_logged_positions(self.valid_split, mean)
+        return _at_logged_positions(self.valid_split, {"mean": mean})["mean"]
 
 
 def _loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,22 +35,27 @@ from urank.learning.lightgbm_data import TreeModel, matrix
 from urank.learning.networks import FeatureLayer, chunk_rows, embedding_width, hidden_layers
 from urank.progress import Report
 
+TREE_WEIGHT, PRIOR_QUERIES = 0.5, 40.0
+"""Weight below which that of the trees is penalised, and the penalty in validation queries. Trees that know no position
+predict clicks at the logged ones, so on a small log the networks explain held-out clicks better although they rank
+worse."""
+
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 POINTWISE = 0.3
 """Weight of the pointwise loss beside the listwise one."""
 
 TOLERANCE = 0.5
-"""Standard errors by which more trees must improve the held-out loss to be preferred."""
+"""Standard errors by which a larger α must improve the held-out loss to be preferred."""
 
-LEAST_ITEMS = 1.0
-"""Standard errors by which the smallest α above 0 must improve the held-out loss for slopes to differ by item."""
+TREES_TOLERANCE = 2.0
+"""The same for more trees: a smaller gain is not worth their time."""
 
-TREES = (150, 300, 600)
+TREES = (75, 150, 300)
+"""Numbers of trees. More are grown only if the last doubling, at first from half of the smallest, helped."""
 TREE_PARAMETERS = {
     "objective": "lambdarank",
     "num_leaves": 8,
-    "learning_rate": 0.04,
-    "min_data_in_leaf": 100,
+    "learning_rate": 0.08,
     "feature_fraction": 0.6,
     "bagging_fraction": 0.8,
     "bagging_freq": 1,
@@ -59,11 +64,13 @@ TREE_PARAMETERS = {
     "force_row_wise": True,
     "verbosity": -1,
 }
+LEAST_IMPRESSIONS, LEAST_ITEMS_IN_LEAF = 100, 10
+"""Impressions of a leaf, and distinct items, at least."""
 MOST_CLICKS = 30  # largest label of LightGBM
 TREE_ROWS = 200_000
 """Items the trees learn from, at most: with more, the networks are better and the trees take most of the time."""
 
-REFIT_LISTS = 20_000
+REFIT_LISTS = 5_000
 """Training lists up to which the trees are fitted again with the validation lists, once their weight is known."""
 
 STACK_ROWS = 100_000
@@ -286,20 +293,24 @@ def _finish(
     report("growing trees", 0, TREES[0])
     rows = _tree_rows(train, network)
     booster = _new_booster(rows, featurizer, seed)
-    best, losses = None, None
-    for count in TREES:
+
+    def grown(count: int) -> tuple[Floats, NDArray[np.float64], NDArray[np.float64]]:
         while booster.current_iteration() < count:
             booster.update()
-        trees = np.asarray(booster.predict(held_out.columns, raw_score=True), dtype=np.float32)
-        weights, now = held_out.stacked(1.0, trees)
-        if losses is not None and not _better(now, losses):
-            break
-        best, losses, size = (trees, weights), now, count
-    assert best is not None  # noqa: S101 - there is at least one count
-    trees, weights = best
+        trees = np.asarray(booster.predict(held_out.columns, raw_score=True, num_iteration=count), dtype=np.float32)
+        return trees, *held_out.stacked(1.0, trees)
+
+    size = TREES[0]
+    trees, weights, losses = grown(size)
+    if _score(losses, grown(size // 2)[2]) > TREES_TOLERANCE:
+        for count in TREES[1:]:
+            found = grown(count)
+            if _score(found[2], losses) <= TREES_TOLERANCE:
+                break
+            size, (trees, weights, losses) = count, found
     stacks = {alpha: held_out.stacked(alpha, trees, weights) for alpha in ALPHAS}
     items = _score(stacks[ALPHAS[1]][1], stacks[0.0][1])
-    alpha = min(ALPHAS, key=lambda each: float(stacks[each][1].sum())) if items > LEAST_ITEMS else 0.0
+    alpha = choose_alpha({alpha: stack[1] for alpha, stack in stacks.items()})
     weights, by_list = stacks[alpha][0], stacks[0.0][1]
     shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
     flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
@@ -315,6 +326,21 @@ def _finish(
         "scores": scores,
         "trees": booster.model_to_string(num_iteration=size),
     }
+
+
+def choose_alpha(losses: Mapping[float, NDArray[np.float64]]) -> float:
+    """Choose α by the held-out losses of the queries `[queries]` for each α.
+
+    0 if the smallest α above it is no better; else the smallest within `TOLERANCE` standard errors of the best.
+
+    >>> choose_alpha({0.0: np.array([3.0, 3.0]), 0.25: np.array([2.0, 2.1]), 1.0: np.array([2.2, 1.9])})
+    0.25
+    """
+    first, *more = sorted(losses)
+    if losses[more[0]].sum() >= losses[first].sum():
+        return first
+    best = min(more, key=lambda alpha: float(losses[alpha].sum()))
+    return next(alpha for alpha in more if alpha == best or _score(losses[best], losses[alpha]) <= TOLERANCE)
 
 
 def _compared(inputs: Inputs, network: ShrunkNetwork) -> Inputs:
@@ -354,16 +380,16 @@ def _first_groups(stream: Stream, most_rows: int) -> Iterator[ListArrays]:
 
 
 class _TreeRows(NamedTuple):
-    """What trees learn from: columns, clicks over all sessions, and the lengths of the distinct lists."""
+    """What trees learn from: columns and clicks of the items over all sessions, lengths and sessions of the lists."""
 
     columns: Floats
     clicks: Floats
     lengths: NDArray[np.int64]
+    sessions: NDArray[np.int64]
 
 
 def _joined(parts: Sequence[_TreeRows]) -> _TreeRows:
-    columns, clicks, lengths = zip(*parts, strict=True)
-    return _TreeRows(np.concatenate(columns), np.concatenate(clicks), np.concatenate(lengths))
+    return _TreeRows(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def _tree_rows(stream: Stream, network: ShrunkNetwork) -> _TreeRows:
@@ -371,18 +397,30 @@ def _tree_rows(stream: Stream, network: ShrunkNetwork) -> _TreeRows:
     for lists in _first_groups(stream, TREE_ROWS):
         clicks = np.bincount(lists.item, lists.click, minlength=len(lists.inputs)).clip(max=MOST_CLICKS)
         columns = matrix(_compared(lists.inputs, network))
-        parts.append(_TreeRows(columns, clicks.astype(np.float32), np.diff(lists.item_offsets)))
+        parts.append(
+            _TreeRows(columns, clicks.astype(np.float32), np.diff(lists.item_offsets), np.diff(lists.sessions))
+        )
     return _joined(parts)
 
 
 def _new_booster(rows: _TreeRows, featurizer: Featurizer, seed: int) -> lightgbm.Booster:
-    columns, clicks, lengths = rows
+    columns, clicks, lengths, sessions = rows
     first = columns.shape[1] - len(featurizer.categorical)
     categories = list(range(first, columns.shape[1]))
-    params = {**TREE_PARAMETERS, "seed": seed, "label_gain": list(range(MOST_CLICKS + 1)), "num_threads": 1}
+    least = round(LEAST_IMPRESSIONS / sessions.mean())  # a row stands for all impressions of an item in its sessions
+    fixed = {"seed": seed, "label_gain": list(range(MOST_CLICKS + 1)), "num_threads": 1}
+    params = {**TREE_PARAMETERS, **fixed, "min_data_in_leaf": max(least, LEAST_ITEMS_IN_LEAF)}
+    weight = np.repeat(sessions, lengths)
     # Items are stored by position: ties, which LightGBM breaks by order, would favour the logged one.
     order = np.lexsort((np.random.default_rng(seed).random(len(columns)), np.repeat(np.arange(len(lengths)), lengths)))
-    data = lightgbm.Dataset(columns[order], clicks[order], group=lengths, categorical_feature=categories, params=params)
+    data = lightgbm.Dataset(
+        columns[order],
+        clicks[order],
+        weight=weight[order],
+        group=lengths,
+        categorical_feature=categories,
+        params=params,
+    )
     return lightgbm.Booster(params, data)
 
 
@@ -442,7 +480,8 @@ class _HeldOut:
             decay = slope[self.item] * curve[self.position - 1]
         parts = torch.stack([self.relevance, torch.from_numpy(trees), torch.ones_like(self.relevance)], dim=1)
         lists = len(self.query)
-        prior = torch.tensor([1.0 if relevance else 0.0, 0.0, 0.0])
+        prior = torch.tensor([1.0, TREE_WEIGHT, 0.0]) if relevance else torch.zeros(3)
+        strength = PRIOR_QUERIES / (2 * (int(self.query[-1]) + 1)) if relevance else 0.0
 
         def losses(weights: Tensor) -> Tensor:
             log_q = logsigmoid(parts @ weights + offset)[self.item] - decay
@@ -451,6 +490,7 @@ class _HeldOut:
         def objective(given: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             weights = torch.tensor(given, dtype=torch.float32, requires_grad=True)
             loss = losses(weights).mean() + RIDGE * ((weights - prior) ** 2).sum()
+            loss = loss + strength * torch.relu(TREE_WEIGHT - weights[1]) ** 2
             loss.backward()  # type: ignore[no-untyped-call]
             assert weights.grad is not None  # noqa: S101 - after backward
             return float(loss.detach()), weights.grad.double().numpy()
@@ -461,11 +501,6 @@ class _HeldOut:
         with torch.no_grad():
             each = losses(torch.tensor(found.x, dtype=torch.float32)).double().numpy()
         return np.asarray(found.x), np.bincount(self.query, each).astype(np.float64)
-
-
-def _better(loss: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether a loss by query is lower than another by more than the tolerance."""
-    return _score(loss, other) > TOLERANCE
 
 
 def _score(loss: NDArray[np.float64], other: NDArray[np.float64]) -> float:

@@ -274,7 +274,7 @@ def _auc(family: str) -> LetorStep:
         model = load_model(trial.folder / f"clicks-{family}").clicks
         found = {}
         for split in SPLITS:
-            log_p, _, click = predictions(model, trial.dataset, split)
+            log_p, _, click = predictions({"": model}, trial.dataset, split)[""]
             found[split] = auc_metric(log_p, click)
         with new_file(trial.folder / output) as working:
             working.write_text(json.dumps(found), encoding="utf-8")

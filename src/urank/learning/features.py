@@ -30,9 +30,9 @@ from urank.log.signed_log import signed_log
 MAX_VOCABULARY = 1_000_000
 WITHIN_SHARE = 0.01
 """Share of a feature's variance within lists above which `auto` compares it within lists."""
-SAMPLE_ROWS = 200_000
+SAMPLE_ROWS = 100_000
 """Rows that the scales of within-list columns are fitted on, or few more; queries are ordered by hash, so the first
-row groups are a random sample."""
+ones are a random sample."""
 WithinList = tuple[str, ...] | Literal["auto", "off"]
 _COUNTS = pl.DataFrame(schema={"v": pl.String, "n": pl.UInt64})
 
@@ -273,11 +273,12 @@ def own_blocks(dataset: Dataset, split: str, columns: Sequence[str]) -> Iterator
 
 
 def first_blocks(dataset: Dataset, split: str, columns: Sequence[str], rows: int) -> Iterator[Block]:
-    """Read row groups from the first one until there are enough rows."""
+    """Read lists from the first one until there are enough rows."""
     for block in dataset.blocks(split, columns):
-        yield block
-        rows -= block.items.num_rows
-        if rows <= 0:
+        part = next(block.parts(rows))
+        yield part
+        rows -= part.items.num_rows
+        if rows <= 0 or part.items.num_rows < block.items.num_rows:
             return
 
 

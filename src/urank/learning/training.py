@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.adamw import adamw
 
 from urank import distributed
 from urank.errors import ConfigError, DataError, TooFewError
@@ -59,7 +60,7 @@ class TrainingConfig(BaseModel):
     )
     patience: int = Field(5, ge=1, description="rounds without improvement before training stops")
     batch_lists: int | None = Field(
-        None, ge=1, description="distinct lists per batch; by default 16 to 1,024, more for more lists"
+        None, ge=1, description="distinct lists per batch; by default 32 to 1,024, more for more lists"
     )
     learning_rate: float | None = Field(None, gt=0, description="highest learning rate of AdamW; 0.004 by default")
     weight_decay: float = Field(0.1, ge=0, description="weight decay of AdamW")
@@ -88,15 +89,15 @@ class Plan(NamedTuple):
 def plan_for(lists: int) -> Plan:
     """Choose a plan by the number of distinct lists of the train split.
 
-    One or two thousand steps suffice for most logs: small logs are read more often in smaller batches, down to 16
+    One or two thousand steps suffice for most logs: small logs are read more often in smaller batches, down to 32
     lists, and large ones less often in larger batches, up to 1,024.
 
     >>> plan_for(2_000), plan_for(100_000)
-    (Plan(epochs=15, batch_lists=16, learning_rate=0.004), Plan(epochs=6, batch_lists=512, learning_rate=0.004))
+    (Plan(epochs=15, batch_lists=32, learning_rate=0.004), Plan(epochs=6, batch_lists=512, learning_rate=0.004))
     """
     epochs = 15 if lists < 5_000 else 10 if lists < 20_000 else 6 if lists < 200_000 else 4
     batch_lists = 2 ** round(log2(max(1, epochs * lists / STEPS)))
-    return Plan(epochs, min(max(batch_lists, 16), 1024), 4e-3)
+    return Plan(epochs, min(max(batch_lists, 32), 1024), 4e-3)
 
 
 def rate_share(progress: float) -> float:
@@ -182,7 +183,7 @@ def train(
         with seeded(seed * 1_000_003 + schedule.round + 7_919 * distributed.rank()):
             mean, rows = _run_round(step, run.optimiser, batches, config.clip, set_rate, progress, weigh)
         valid = held_out(network)
-        losses = {"round": schedule.round, "train": mean, "valid": valid, "step": run.optimiser.param_groups[0]["lr"]}
+        losses = {"round": schedule.round, "train": mean, "valid": valid, "step": run.optimiser.rates[0]}
         history.rounds.append({**losses, "rows": rows, "seconds": time.perf_counter() - started})
         run.keep_best(valid)
         schedule.round += 1
@@ -266,7 +267,7 @@ def _weighted_batches(batches: Iterator[Batch], weigh: Callable[[Batch], int]) -
 
 def _run_round(
     step: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimiser: _AdamW,
     batches: Iterator[Batch],
     clip: float,
     set_rate: Callable[[float], None],
@@ -280,7 +281,7 @@ def _run_round(
     for batch, weight, step_lists in _weighted_batches(batches, weigh):
         set_rate(lists + step_lists / 2)
         lists += step_lists
-        optimiser.zero_grad(set_to_none=True)
+        step.zero_grad(set_to_none=True)
         value = step(batch.to(parameters[0].device))
         (value if weight == 1 else value * weight).backward()
         nn.utils.clip_grad_norm_(parameters, clip)
@@ -314,18 +315,50 @@ def _next_groups(stream: Stream, config: TrainingConfig, seed: int, schedule: _S
     return chosen
 
 
+class _AdamW:
+    """AdamW on torch's functional form: constructing `torch.optim.AdamW` imports the compiler, a second of CPU time.
+
+    Attributes:
+        rates: the learning rates of the slow and the fast parameters; the fast ones have no weight decay.
+        state: the moments and the number of steps of each parameter, by name.
+    """
+
+    def __init__(self, network: nn.Module, rate: float, decay: float) -> None:
+        find = getattr(network, "fast_parameters", None)
+        fast = set(find()) if find is not None else set()
+        named = dict(network.named_parameters())
+        self.groups = [
+            ({name: each for name, each in named.items() if (name in fast) == is_fast}, is_fast)
+            for is_fast in (False, True)
+        ]
+        self.highest, self.decay = (rate, FAST * rate), decay
+        self.rates = self.highest
+        self.state: dict[str, dict[str, Tensor]] = {
+            name: {"mean": torch.zeros_like(each), "square": torch.zeros_like(each), "steps": each.new_zeros(())}
+            for name, each in named.items()
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters that have gradients."""
+        for (named, is_fast), rate in zip(self.groups, self.rates, strict=True):
+            names = [name for name, each in named.items() if each.grad is not None]
+            parameters: list[Tensor] = [named[name] for name in names]
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            means, squares, steps = ([self.state[name][key] for name in names] for key in ("mean", "square", "steps"))
+            adamw(
+                parameters, gradients, means, squares, [], steps,
+                fused=True, amsgrad=False, beta1=0.9, beta2=0.999, lr=rate,
+                weight_decay=0.0 if is_fast else self.decay, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
+
 class _TrainingRun:
     """A network in training, with everything that a checkpoint contains."""
 
     def __init__(self, network: nn.Module, rate: float, decay: float) -> None:
         self.network = network
-        find = getattr(network, "fast_parameters", None)
-        names = set(find()) if find is not None else set()
-        slow = [parameter for name, parameter in network.named_parameters() if name not in names]
-        fast = [parameter for name, parameter in network.named_parameters() if name in names]
-        groups = [{"params": slow, "weight_decay": decay}, {"params": fast, "weight_decay": 0.0}]
-        self.rates = [rate, FAST * rate][: 1 + bool(fast)]
-        self.optimiser = torch.optim.AdamW(groups[: len(self.rates)], fused=True)
+        self.optimiser = _AdamW(network, rate, decay)
         self.history, self.schedule = History(), _Schedule()
         self.best = self._weights()
 
@@ -334,8 +367,8 @@ class _TrainingRun:
 
     def set_rate(self, progress: float) -> None:
         """Set the learning rate of the next step."""
-        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
-            group["lr"] = rate * rate_share(progress)
+        slow, fast = self.optimiser.highest
+        self.optimiser.rates = (slow * rate_share(progress), fast * rate_share(progress))
 
     def keep_best(self, valid: float) -> None:
         """Keep the weights if they are the best."""
@@ -349,8 +382,8 @@ class _TrainingRun:
     def save(self, path: Path) -> None:
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
-        for number, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{key}": torch.as_tensor(tensor) for key, tensor in state.items()}
+        for name, moments in self.optimiser.state.items():
+            tensors |= {f"optimiser.{key}.{name}": tensor for key, tensor in moments.items()}
         state = json.dumps({"history": asdict(self.history), "place": asdict(self.schedule)})
         with new_file(path) as working:
             save_file({k: v.contiguous() for k, v in tensors.items()}, working, metadata={"state": state})
@@ -365,11 +398,9 @@ class _TrainingRun:
                 part, _, rest = name.partition(".")
                 parts[part][rest] = tensor
             self.network.load_state_dict(parts["network"])
-            state = self.optimiser.state_dict()
             for name, tensor in parts["optimiser"].items():
-                number, _, key = name.partition(".")
-                state["state"].setdefault(int(number), {})[key] = tensor
-            self.optimiser.load_state_dict(state)
+                key, _, parameter = name.partition(".")
+                self.optimiser.state[parameter][key].copy_(tensor)
             self.history, self.schedule = History(**run["history"]), _Schedule(**run["place"])
             self.best = parts["best"]
         except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:

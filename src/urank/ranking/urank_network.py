@@ -132,7 +132,7 @@ class RankerConfig(Settings):
     hidden: tuple[int, ...] = Field((128, 64), description="sizes of the hidden layers; none for a linear score")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units dropped at each step")
     warm_start: bool = Field(False, description="initialise with the hidden layers of the click model")
-    training: TrainingConfig = TrainingConfig(epochs=8)
+    training: TrainingConfig = TrainingConfig(epochs=5)
     seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @property
