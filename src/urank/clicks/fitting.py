@@ -33,6 +33,8 @@ from urank.storage import remove_folder
 ClickFamily = Literal["shrunk", "vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 DEFAULT: tuple[ClickFamily, ...] = ("shrunk",)
+SMALL_LOG = 20_000
+"""Distinct training lists up to which the shrunk family needs dropout."""
 
 
 class ClickConfig(BaseModel):
@@ -56,7 +58,10 @@ class ClickConfig(BaseModel):
         None, min_length=1, description="sizes of the hidden layers; by default 64 for shrunk, 128 and 64 for others"
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="dropout rate of the hidden layers; by default 0.2 for shrunk, 0 for others"
+        None,
+        ge=0,
+        lt=1,
+        description="dropout rate of the hidden layers; by default 0.2 for shrunk on up to 20,000 lists, otherwise 0",
     )
     calibration: CalibrationKind | None = Field(
         None,
@@ -78,9 +83,9 @@ class ClickConfig(BaseModel):
         hidden, dropout = self.hidden or (128, 64), self.dropout or 0.0
         return build_network(family, featurizer, positions, backbone=self.backbone, hidden=hidden, dropout=dropout)
 
-    def shrunk(self, featurizer: Featurizer, positions: int) -> ShrunkNetwork:
-        """Build the networks of the shrunk family with fresh weights from torch's global generator."""
-        dropout = 0.2 if self.dropout is None else self.dropout
+    def shrunk(self, featurizer: Featurizer, positions: int, lists: int = 0) -> ShrunkNetwork:
+        """Build the networks of the shrunk family, for this many training lists, with fresh weights as `network`."""
+        dropout = (0.2 if lists < SMALL_LOG else 0.0) if self.dropout is None else self.dropout
         return ShrunkNetwork(featurizer, positions, self.hidden or (64,), dropout)
 
 
@@ -141,26 +146,24 @@ def predictions(
     """Predict a split by models with the same features.
 
     Returns for each model log P(click) at the logged position, that position, and the click of every row, in an order
-    that is the same for all models. With `most_rows`, stop after the row group that reaches this many rows.
+    that is the same for all models. With `most_rows`, stop after about that many rows.
     """
     featurizer = next(iter(models.values())).featurizer
-    stream = Stream(dataset, split, featurizer, cache_bytes=0, shown=True, values=False, collapse=True)
-    return _at_logged_positions(stream, {name: model.log_ctr for name, model in models.items()}, most_rows)
+    cut: dict[str, Any] = {"most_rows": most_rows, "cut": most_rows is not None}
+    stream = Stream(dataset, split, featurizer, cache_bytes=0, shown=True, values=False, collapse=True, **cut)
+    return _at_logged_positions(stream, {name: model.log_ctr for name, model in models.items()})
 
 
 def _at_logged_positions(
-    stream: Stream, tables: Mapping[str, Callable[[Inputs], NDArray[np.float32]]], most_rows: int | None = None
+    stream: Stream, tables: Mapping[str, Callable[[Inputs], NDArray[np.float32]]]
 ) -> dict[str, Predictions]:
     found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tables}
-    places, rows = [(np.zeros(0, np.int64), np.zeros(0, np.float32))], 0
+    places = [(np.zeros(0, np.int64), np.zeros(0, np.float32))]
     for group in range(len(stream.groups)):
         lists = stream.lists(group)
         for name, log_ctr in tables.items():
             found[name].append(log_ctr(lists.inputs)[lists.item, lists.position - 1])
         places.append((lists.position, lists.click))
-        rows += len(lists.position)
-        if most_rows is not None and rows >= most_rows:
-            break
     position, click = (np.concatenate(part) for part in zip(*places, strict=True))
     return {name: (np.concatenate([np.zeros(0, np.float32), *each]), position, click) for name, each in found.items()}
 
@@ -197,7 +200,7 @@ class _Trainer:
 
     def _shrunk(self, name: str, seed: int) -> Member:
         with seeded(seed):
-            network = self.config.shrunk(self.featurizer, self.dataset.positions)
+            network = self.config.shrunk(self.featurizer, self.dataset.positions, self.train_split.distinct)
         fit_shares(network, self.train_split)
         self._train(network, joint_loss, name, seed, weigh=lambda batch: batch.lists)
         network.cpu()

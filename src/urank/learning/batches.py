@@ -327,6 +327,7 @@ class Stream:
         collapse: bool = False,
         values: bool = True,
         most_rows: int | None = None,
+        cut: bool = False,
     ) -> None:
         """Open a split.
 
@@ -339,6 +340,7 @@ class Stream:
             collapse: store lists with the same items once, if enough of them are repeated; their order then changes.
             values: read the values of clicks; without, all are 1.
             most_rows: read only as many of the first row groups as reach this many rows.
+            cut: also cut the first row group to that many rows; in a process group, only for streams of one process.
         """
         self.dataset, self.split, self.featurizer, self.batch_lists = dataset, split, featurizer, batch_lists
         self.groups, self.rows = dataset.groups(split), dataset.rows(split)
@@ -349,6 +351,7 @@ class Stream:
             self.rows = round(self.rows * sum(group.lists for group in self.groups) / lists)
         self._table, self._gain, self._shown, self._collapse = table, gain, shown, collapse
         self._values = values and dataset.has("value")
+        self._cut = most_rows if cut else None
         self._cache_bytes = dataset.memory.cache_bytes if cache_bytes is None else cache_bytes
         self._kept: dict[int, ListArrays] = {}
 
@@ -366,6 +369,11 @@ class Stream:
         self._keep(0, self._completed(collapsed if repeated else read))
         return len(read) / collapsed.distinct if repeated else 1.0
 
+    @property
+    def distinct(self) -> int:
+        """About the number of distinct lists."""
+        return round(sum(group.lists for group in self.groups) / self.repeats)
+
     def lists(self, group: int) -> ListArrays:
         """Read one row group."""
         repeated = self.repeats > 1
@@ -379,6 +387,7 @@ class Stream:
         columns = [*self.featurizer.names, "position", "click", *(["value"] if self._values else [])]
         columns += self._gain.columns if self._gain is not None else []
         block = self.dataset.read(self.groups[group], columns)
+        block = block if self._cut is None or not block.items.num_rows else next(block.parts(self._cut))
         ones = np.ones(block.items.num_rows, dtype=np.float32)
         return ListArrays.from_rows(
             self.featurizer.encode_raw(block.items),

@@ -93,9 +93,9 @@ def plan_for(lists: int) -> Plan:
     lists, and large ones less often in larger batches, up to 1,024.
 
     >>> plan_for(2_000), plan_for(100_000)
-    (Plan(epochs=15, batch_lists=32, learning_rate=0.004), Plan(epochs=6, batch_lists=512, learning_rate=0.004))
+    (Plan(epochs=15, batch_lists=32, learning_rate=0.004), Plan(epochs=4, batch_lists=256, learning_rate=0.004))
     """
-    epochs = 15 if lists < 5_000 else 10 if lists < 20_000 else 6 if lists < 200_000 else 4
+    epochs = 15 if lists < 5_000 else 10 if lists < 20_000 else 6 if lists < 50_000 else 4
     batch_lists = 2 ** round(log2(max(1, epochs * lists / STEPS)))
     return Plan(epochs, min(max(batch_lists, 32), 1024), 4e-3)
 
@@ -161,7 +161,7 @@ def train(
     if distributed.size() > 1:
         step = DistributedDataParallel(step, forward_sync_buffers=False)
     epoch_lists = sum(group.lists for group in stream.groups)
-    plan = config.plan(round(epoch_lists / stream.repeats))
+    plan = config.plan(stream.distinct)
     run = _TrainingRun(network, plan.learning_rate, config.weight_decay)
     if checkpoint is not None:
         saved = distributed.broadcast_bytes(lambda: checkpoint.read_bytes() if checkpoint.exists() else b"")

@@ -132,7 +132,9 @@ class RankerConfig(Settings):
     hidden: tuple[int, ...] = Field((128, 64), description="sizes of the hidden layers; none for a linear score")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units dropped at each step")
     warm_start: bool = Field(False, description="initialise with the hidden layers of the click model")
-    training: TrainingConfig = TrainingConfig(epochs=5)
+    training: TrainingConfig = Field(
+        TrainingConfig(), description="as for click models, but by default with a third of the passes"
+    )
     seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @property
@@ -163,6 +165,9 @@ def fit_urank(
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
     splits = train_and_valid(dataset, featurizer, table=look_up)
+    if config.training.epochs is None and config.target == "model":
+        epochs = max(2, config.training.plan(splits[0].distinct).epochs // 3)  # the target has no noise
+        config = config.model_copy(update={"training": config.training.model_copy(update={"epochs": epochs})})
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     if config.warm_start:
