@@ -63,6 +63,7 @@ bench: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure speed, memory an
 	$(BIN)/python -m benchmarks real
 	$(BIN)/python -m benchmarks matrix
 	$(BIN)/python -m benchmarks price
+	$(BIN)/python -m benchmarks judge
 	$(BIN)/python -m benchmarks frontier
 	$(BIN)/python -m benchmarks growth
 	$(BIN)/python -m benchmarks scale

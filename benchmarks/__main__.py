@@ -36,6 +36,7 @@ NAMES = (
     "serve",
     "real",
     "matrix",
+    "judge",
 )
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -46,6 +47,12 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "columns": {"nargs": "+", "metavar": "ROLE=COLUMN", "help": "names of its columns"},
         "random": {"metavar": "COLUMN=VALUE", "help": "what marks its random lists"},
         "drop": {"nargs": "+", "metavar": "COLUMN", "help": "its columns to leave out, such as outcomes"},
+    },
+    "judge": {
+        "logs": {"type": int, "help": "number of logs per scenario"},
+        "seed": {"type": int, "help": "the first seed; 500 to 899 for choosing, 2,000 and up to report"},
+        "resume": {"type": Path, "metavar": "PATH", "help": "JSON lines to resume from and append to"},
+        "workers": {"type": int, "help": "number of processes"},
     },
     "matrix": {
         "queries": {"nargs": "+", "type": int, "help": "numbers of queries to learn from"},

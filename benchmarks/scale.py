@@ -85,7 +85,7 @@ def at_two_sizes(folder: Path, sizes: tuple[int, int]) -> Iterator[Bar]:
         steps = {
             "prepare": (log, "-o", prepared),
             "train": (prepared, "-o", model, "--config", config, "--click-model", "monotone"),
-            "evaluate": (model, prepared, "--cuts", 1),
+            "evaluate": (model, prepared),
             "rank": (model, candidates, "-o", folder / "ranked.parquet"),
         }
         for step, arguments in steps.items():

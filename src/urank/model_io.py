@@ -4,6 +4,7 @@
     features.json             names, scales and vocabularies of the features
     member-0.safetensors      weights of a click model, and member-0.txt for its trees in LightGBM's text format
     scorer.safetensors        weights of the scorer, or scorer.txt in LightGBM's text format
+    judge-0.safetensors       weights of a network for evaluations
     clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
     scorer.onnx               the same for the scorer, if it is a network: score[rows] out
 
@@ -59,6 +60,7 @@ def save_model(
     with new_folder(folder, marker="manifest.json", overwrite=overwrite) as target:
         members = [_write_member(member, target, number) for number, member in enumerate(clicks.members)]
         scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
+        judges = [_write_judge(judge, target, number) for number, judge in enumerate(model.judges)]
         _write_json(target / "features.json", clicks.featurizer.to_dict())
         if onnx:
             (target / "clicks.onnx").write_bytes(click_graph(clicks).SerializeToString())
@@ -77,6 +79,7 @@ def save_model(
                 "features": clicks.featurizer.names,
                 "members": members,
                 "scorer": scorer,
+                "judges": judges,
                 "calibration": clicks.calibration.to_dict(),
                 "config": config.model_dump(mode="json"),
                 **(facts or {}),
@@ -96,7 +99,8 @@ def load_model(folder: str | Path) -> RankingModel:
         clicks = ClickModel(featurizer, positions, tuple(members), Calibration.from_dict(manifest["calibration"]))
         entry = manifest["scorer"]
         scorer = _read_scorer(entry, folder, featurizer, config.scorer) if entry is not None else None
-        return RankingModel(clicks, scorer, manifest["method"])
+        judges = tuple(_read_judge(each, folder, featurizer, positions) for each in manifest["judges"])
+        return RankingModel(clicks, scorer, manifest["method"], judges)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UrankError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be loaded ({type(error).__name__}: {reason})") from error
@@ -136,6 +140,21 @@ def _read_member(
     network.load_state_dict(load_file(path))
     network.eval()
     return NetworkClicks(entry["family"], network)
+
+
+def _write_judge(judge: ClickModel, target: Path, number: int) -> dict[str, Any]:
+    (member,) = judge.members
+    if not isinstance(member, NetworkClicks):
+        raise TypeError(f"a judge must be a network; got {type(member).__name__}")
+    name = f"judge-{number}.safetensors"
+    _save_weights(member.network, target / name)
+    hidden = [layer.out_features for layer in member.network.backbone.layers if isinstance(layer, torch.nn.Linear)]
+    return {"family": member.family, "file": name, "hidden": hidden}
+
+
+def _read_judge(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, positions: int) -> ClickModel:
+    member = _read_member(entry, folder, featurizer, positions, ClickConfig(hidden=tuple(entry["hidden"])))
+    return ClickModel(featurizer, positions, (member,), Calibration(positions, monotone=True))
 
 
 def _save_weights(network: torch.nn.Module, path: Path) -> None:

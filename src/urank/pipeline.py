@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,10 @@ from urank import distributed
 from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
-from urank.clicks.shrunk import Evidence
 from urank.config import to_jsonable, validate
 from urank.errors import ConfigError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
-from urank.evaluation.cross_fitting import CrossfitConfig
+from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, evaluate_policies
 from urank.learning.features import Featurizer
@@ -68,8 +67,8 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 TRAIN_ROWS, HELD_OUT_ROWS = 100_000, 500_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
-LEAST_EVIDENCE = 2.0
-"""Standard errors by which the relevance of a click model must improve its held-out loss to rank by it."""
+LEAST_QUERIES = 20
+"""Validation queries that a comparison of methods needs."""
 
 AnyLog: TypeAlias = Log | Dataset | str | Path | Any
 AnyModel: TypeAlias = "URank | RankingModel | Policy | str | Path"
@@ -229,46 +228,55 @@ def fit_model(
     elif config.ranker != "none":
         checkpoint = _checkpoint(checkpoints, config)
         scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
-    method = config.method if config.method != "auto" else "match" if scorer is None else "score"
-    fit = ModelFit(RankingModel(clicks.model, scorer, method), clicks, history, None, "asked for")
+    judges: tuple[ClickModel, ...] = ()
+    if config.judges:
+        judging = CrossfitConfig(seed=config.clicks.seed)
+        with suppress(TooFewError):  # then evaluations train their own
+            judges = tuple(fit_judges(dataset, ("train",), judging, featurizer=clicks.model.featurizer, report=report))
+    baseline = config.ranker in BASELINES
+    method: Method = config.method if config.method != "auto" else "score" if baseline else "match"
+    fit = ModelFit(RankingModel(clicks.model, scorer, method, judges), clicks, history, None, "asked for")
     if config.method != "auto":
         return fit
-    if scorer is None:
-        return replace(fit, why="there is no scorer")
-    if config.ranker in BASELINES:
+    if baseline:
         return replace(fit, why=f"{config.ranker} ranks by its scores")
-    if clicks.evidence is not None:
-        return replace(fit, model=replace(fit.model, method="match"), why=_by_evidence(clicks.evidence))
     return _with_best_method(fit, dataset, config, report)
 
 
-def _by_evidence(evidence: Evidence) -> str:
-    """Explain the matching of a table whose slopes were shrunk to what the validation split supports."""
-    if evidence.relevance < LEAST_EVIDENCE:
-        few = "the validation split has too few clicks to tell that the model ranks better than chance"
-        return f"{few}; keep the current order, or stay close to it with --guard, until there is more data"
-    return f"the validation split supports that {evidence.sentence}"
-
-
 def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, report: Report) -> ModelFit:
-    """Choose between score and match by a cross-fitted estimate on the validation split."""
-    try:
-        choice = evaluate_policies(
-            policies_of(fit.model, methods=("score", "match")),
-            dataset,
-            splits=("valid",),
-            config=CrossfitConfig(seed=config.clicks.seed),
-            report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
-        )
-    except TooFewError:  # too few queries to cross-fit: keep the paper's method
-        return replace(fit, why="valid has too few queries to tell which method is better")
-    difference = choice.compare("match", "score")
-    best: Method = distributed.broadcast(lambda: "match" if difference.mean > 0 else "score")
-    worse = "score" if best == "match" else "match"
-    why = (
-        f"{best} earns {abs(difference.mean):.4f} more {choice.measure} a list than {worse} on the validation split "
-        f"by the cross-fitted estimate (p = {difference.p_value:.2g})"
+    """Keep the matching unless another method earns significantly more on the validation split.
+
+    The judges have not seen its queries. The matching is the default because the click model is shrunk to what the log
+    supports: without item-specific attention it is the order by relevance.
+    """
+    supported = f"the validation split supports that {fit.clicks.evidence.sentence}" if fit.clicks.evidence else ""
+    few = replace(fit, why=supported or "there are too few queries to compare methods")
+    if not fit.model.judges:
+        return few
+    choice = evaluate_policies(
+        policies_of(fit.model),
+        dataset,
+        splits=("valid",),
+        config=CrossfitConfig(seed=config.clicks.seed),
+        judges=fit.model.judges,
+        report=lambda step, *rest: report(f"choosing the method, {step}", *rest),
     )
+    if choice.queries < LEAST_QUERIES:
+        return few
+    compared = {method: choice.compare(method, "match") for method in fit.model.methods if method != "match"}
+    better = {method: found for method, found in compared.items() if found.low > 0}
+    best: Method = distributed.broadcast(lambda: max(better, key=lambda each: better[each].mean, default="match"))
+    gain = choice[best].difference
+    assert gain is not None  # noqa: S101 - only the logged order has none
+    if best == "match":
+        reason = "no other method earns significantly more on the validation split"
+    else:
+        reason = f"it earns {better[best].mean:.4f} more {choice.measure} a list than match on the validation split"
+    if gain.high < 0:
+        reason += "; it earns significantly less than the logged order, which should be kept"
+    elif gain.low <= 0:
+        reason += "; its gain over the logged order cannot be told from chance"
+    why = f"{reason}; {supported}" if supported else reason
     return replace(fit, model=replace(fit.model, method=best), choice=choice, why=why)
 
 
@@ -518,16 +526,33 @@ def evaluate(
         models: Fitted models, folders of models, or policies.
         log: A `Log` of `urank.read`, a path, a prepared folder, or a table.
         split: Split to evaluate on: `test`, which no training has used, or `all` for a log that is new to the models.
-        estimator: See `urank.evaluation.estimators`; `auto` is doubly robust with known propensities, else Eq. 3.
+        estimator: `auto` is `refit`; see `urank.evaluation.refit` and `urank.evaluation.estimators`.
         floor: Lower bound of a logged click probability.
-        config: Settings of the evaluation's click models.
+        config: Seed of the evaluation, and settings of its judges for a model without any.
         memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
         report: Progress callback.
     """
-    splits, policies = _splits(split), policies_to_evaluate(models)
+    splits, found = _splits(split), [_ranking_model(model) for model in models]
+    policies = [*named_policies(models, found), Random()]
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
     with prepared(log, memory=memory, report=report) as dataset:
+        options["judges"] = judges_for(found, dataset, splits)
         return evaluate_policies(policies, dataset, splits=splits, **options)
+
+
+def judges_for(
+    models: Sequence[RankingModel | Policy], dataset: Dataset, splits: Sequence[str]
+) -> tuple[ClickModel, ...]:
+    """Return the judges of the first model whose judges know all features and positions of a log.
+
+    None if they may have been trained on the evaluated queries: those of the train split.
+    """
+    for model in models if "train" not in splits else []:
+        if isinstance(model, RankingModel) and model.judges:
+            names = model.clicks.featurizer.names
+            if model.clicks.positions == dataset.positions and set(names) <= set(dataset.features):
+                return model.judges
+    return ()
 
 
 def guard_levels(
@@ -552,8 +577,9 @@ def guard_levels(
         options: `floor`, `config` and `report` as in `evaluate`; `estimator` too, except those by propensities, which
             cannot evaluate a guard.
     """
-    splits, policy = _splits(split), policy_to_guard(model, method)
+    splits, policy, found = _splits(split), policy_to_guard(model, method), _ranking_model(model)
     with prepared(log, memory=memory, report=options.get("report", silent)) as dataset:
+        options["judges"] = judges_for([found], dataset, splits)
         return evaluate_guard(policy, dataset, kind=kind, levels=levels, splits=splits, **options)
 
 

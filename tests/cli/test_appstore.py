@@ -121,7 +121,7 @@ def test_evaluate_the_last_day_beside_the_truth(store: Path, tmp_path: Path, com
     assert command("prepare", first, "-o", tmp_path / "prepared", "-q").code == 0
     trained = ("--click-model", "pbm", "--ranker", "none", "--no-onnx", "-q")
     assert command("train", tmp_path / "prepared", "-o", model, *trained).code == 0
-    flags = ("--split", "all", "--truth", store, "--cuts", 1, "--json")
+    flags = ("--split", "all", "--truth", store, "--json")
     judged = json.loads(command("evaluate", model, last, *flags).stdout)
     log = pl.read_parquet(last)
     assert (judged["rows"], judged["queries"], judged["measure"]) == (log.height, log.height // 6, "value")

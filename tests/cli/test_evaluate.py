@@ -19,7 +19,7 @@ from urank.model_io import save_model
 from urank.pipeline import ModelFit
 from urank.ranking.ranking_model import RankingModel, UrankConfig
 
-QUICK = ("--cuts", 1)
+QUICK = ("--seed", 0)
 
 
 def test_table_and_page(small: Small, saved: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def found(small: Small, saved: Path, command: Any) -> dict[str, Any]:
 
 def test_json(small: Small, found: dict[str, Any]) -> None:
     assert [policy["name"] for policy in found["policies"]] == ["logged", "score", "match", "ctr1", "random"]
-    assert (found["estimator"], found["measure"], found["splits"]) == ("doubly_robust", "value", ["test"])
+    assert (found["estimator"], found["measure"], found["splits"]) == ("refit", "value", ["test"])
     assert found["rows"] == small.dataset.rows("test")
     assert len(found["clicks"]) == 2
     for policy in found["policies"]:
@@ -67,7 +67,7 @@ def test_json(small: Small, found: dict[str, Any]) -> None:
         assert policy["true"]["10"] > 0
     score = found["policies"][1]
     assert score["true_difference"]["mean"] > 0  # what was learned is better than what was logged
-    assert set(score["estimates"]) == {"direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips"}
+    assert set(score["estimates"]) == {"refit", "direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips"}
 
 
 def test_several_models(small: Small, saved: Path, fitted: ModelFit, tmp_path: Path, command: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_log_that_is_not_prepared(small: Small, saved: Path, tmp_path: Path, c
     assert (told["estimator"], told["floor"]) == ("ratio", 0.05)
     earned = log.filter(pl.col("query_id") < "q000200").select((pl.col("clicked") * pl.col("value")).sum()).item()
     assert told["policies"][0]["utility"]["10"]["mean"] == pytest.approx(earned / told["lists"])
-    assert set(told["policies"][1]["estimates"]) == {"direct", "ratio", "self_normalised", "doubly_robust"}
+    assert set(told["policies"][1]["estimates"]) == {"refit", "direct", "ratio", "self_normalised", "doubly_robust"}
 
 
 def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
@@ -109,7 +109,7 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
     [
         (("MODEL",), (), "urank evaluate takes one or more models and, last, a log; got only one path"),
         (("MODEL", "LOG"), ("--split", "tset"), "split must be train, valid, test or all; got 'tset'"),
-        (("MODEL", "LOG"), ("--estimator", "magic"), "estimator must be auto or one of direct, ratio, "),
+        (("MODEL", "LOG"), ("--estimator", "magic"), "estimator must be auto, refit or one of direct, ratio, "),
         (("MODEL", "LOG"), ("--truth", "nowhere"), "nowhere holds no truth"),
         (("MODEL", "LOG"), ("--drop", "f1"), "LOG is prepared already: --column, --categorical and --drop belong to"),
         (("LOG", "LOG"), (), "LOG is not a urank model: its manifest.json cannot be read"),
@@ -144,7 +144,7 @@ def test_refusals(
 
 
 def test_flags_out_of_range_exit_with_2(small: Small, saved: Path, command: Any) -> None:
-    for flags in (("--cuts", 0), ("--floor", 2), ("--seed", -1), ("--colour", "red")):
+    for flags in (("--floor", 2), ("--seed", -1), ("--colour", "red")):
         result = command("evaluate", saved, small.dataset.folder, *flags)
         assert (result.code, result.stdout) == (2, "")
         assert str(flags[0]) in result.stderr

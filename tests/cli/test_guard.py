@@ -12,7 +12,7 @@ import pytest
 from pages import Page
 from simulated import Small
 
-QUICK = ("--cuts", 1)
+QUICK = ("--seed", 0)
 
 
 def test_table_and_page(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
@@ -39,7 +39,7 @@ def test_json(small: Small, saved: Path, command: Any) -> None:
     result = command("guard", saved, small.dataset.folder, *flags, *QUICK)
     assert (result.code, result.stderr) == (0, "")
     told = json.loads(result.stdout)
-    assert (told["kind"], told["policy"], told["estimator"], told["splits"]) == ("blend", "match", "ratio", ["test"])
+    assert (told["kind"], told["policy"], told["estimator"], told["splits"]) == ("blend", "match", "refit", ["test"])
     assert [level["guard"] for level in told["levels"]] == ["blend:0.2", "blend:0.5", "blend:1"]
     assert told["logged"]["name"] == "logged"
     assert told["rows"] == small.dataset.rows("test")
@@ -112,7 +112,7 @@ def test_refusals(
 
 
 def test_flags_out_of_range_exit_with_2(small: Small, saved: Path, command: Any) -> None:
-    for flags in (("--kind", "jump"), ("--method", "magic"), ("--cuts", 0), ("--floor", 2), ("--seed", -1)):
+    for flags in (("--kind", "jump"), ("--method", "magic"), ("--floor", 2), ("--seed", -1)):
         result = command("guard", saved, small.dataset.folder, *flags)
         assert (result.code, result.stdout) == (2, "")
         assert str(flags[0]) in result.stderr

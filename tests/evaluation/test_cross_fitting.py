@@ -1,4 +1,4 @@
-"""The judges of an evaluation never saw the queries that they judge."""
+"""The judges of an evaluation are not trained on the queries that they judge."""
 
 from __future__ import annotations
 
@@ -6,43 +6,26 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
-from numpy.typing import NDArray
 
+from known_judges import QUICK_JUDGES
 from simulated import Small
 from urank.clicks.fitting import ClickConfig
 from urank.evaluation import cross_fitting as module
-from urank.evaluation.cross_fitting import CrossfitConfig, CrossFittedModels, fit_cross_fitted, fold_of
-from urank.log.dataset import Block, Dataset
-
-QUICK = ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}})
-
-
-@dataclass(frozen=True, eq=False)
-class Marked:
-    """A click model that says its number, and what it was trained on."""
-
-    number: int
-    seen: set[str]
-    seed: int
-    positions: int
-
-    def log_ctr(self, items: Any, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full((items.num_rows, self.positions), np.log(0.5) - self.number)
+from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges, fold_of
+from urank.log.dataset import Dataset
 
 
 @dataclass
 class Trainer:
-    """Stands for `fit_clicks`."""
+    """Stands for `fit_clicks`, and records what each network was trained on."""
 
-    made: list[Marked] = field(default_factory=list)
+    made: list[SimpleNamespace] = field(default_factory=list)
 
-    def __call__(self, dataset: Dataset, config: ClickConfig, **_: Any) -> SimpleNamespace:
+    def __call__(self, dataset: Dataset, config: ClickConfig, *, featurizer: Any, **_: Any) -> SimpleNamespace:
         blocks = [block for part in ("train", "valid") for block in dataset.blocks(part, ["position"])]
         seen = {name for block in blocks for name in block.lists["query_id"].to_pylist()}
-        self.made.append(Marked(len(self.made), seen, config.seed, dataset.positions))
+        self.made.append(SimpleNamespace(seen=seen, seed=config.seed, featurizer=featurizer or object()))
         return SimpleNamespace(model=self.made[-1])
 
 
@@ -54,71 +37,41 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
 
 
 @pytest.mark.parametrize("splits", [["test"], ["valid", "test"]])
-@pytest.mark.parametrize("seed", [0, 7])
-def test_no_query_is_judged_by_what_it_taught(small: Small, trainer: Trainer, splits: list[str], seed: int) -> None:
-    cuts = 3
-    judges = fit_cross_fitted(small.dataset, splits, CrossfitConfig(cuts=cuts, seed=seed, clicks=QUICK))
-    assert len(trainer.made) == 2 * cuts
+@pytest.mark.parametrize(("seed", "cut"), [(0, 0), (7, 1)])
+def test_no_query_is_judged_by_what_it_taught(
+    small: Small, trainer: Trainer, splits: list[str], seed: int, cut: int
+) -> None:
+    judges: list[Any] = fit_judges(small.dataset, splits, CrossfitConfig(seed=seed), cut=cut)
     everything: set[str] = set()
     for split in splits:
-        for block in small.dataset.blocks(split, [*small.dataset.features, "position"]):
-            tables = judges.tables(block)
-            assert tables.shape == (cuts, 2, block.items.num_rows, small.dataset.positions)
-            own = judges.own(block, tables)
-            for number, query in enumerate(block.lists["query_id"].to_pylist()):
+        for block in small.dataset.blocks(split, ["position"]):
+            halves = fold_of(block, 2, seed + cut)
+            for query, half in zip(block.lists["query_id"].to_pylist(), halves, strict=True):
                 everything.add(query)
-                fair = [model for model in trainer.made if query not in model.seen]
-                assert len(fair) == cuts  # one in each cut
-                rows = slice(int(block.offsets[number]), int(block.offsets[number + 1]))
-                expected = np.mean([0.5 * np.exp(-model.number) for model in fair])
-                np.testing.assert_allclose(own[rows], expected, rtol=1e-9)
-    assert set.union(*(model.seen for model in trainer.made)) == everything  # and nothing but these splits taught
-
-
-def test_two_models_of_a_cut_have_no_query_in_common(small: Small, trainer: Trainer) -> None:
-    judges = fit_cross_fitted(small.dataset, ["test"], CrossfitConfig(cuts=2, clicks=QUICK))
-    for cut in judges.models:
-        assert cut[0].seen.isdisjoint(cut[1].seen)  # type: ignore[attr-defined]
+                assert query not in judges[half].seen
+                assert query in judges[1 - half].seen
+    assert judges[0].seen | judges[1].seen == everything  # and nothing but these splits was learned from
+    assert judges[0].featurizer is judges[1].featurizer
 
 
 def test_seeds(small: Small, trainer: Trainer) -> None:
-    for seed in (0, 0, 1):
-        fit_cross_fitted(small.dataset, ["test"], CrossfitConfig(cuts=2, seed=seed, clicks=QUICK))
-    first, again, other = trainer.made[:4], trainer.made[4:8], trainer.made[8:]
-    assert [model.seen for model in first] == [model.seen for model in again]
-    assert [model.seed for model in first] == [model.seed for model in again] == [0, 1, 2, 3]
-    assert [model.seed for model in other] == [1, 2, 3, 4]  # the seed is of all random numbers
-    assert first[0].seen != other[0].seen
+    for seed, cut in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        fit_judges(small.dataset, ["test"], CrossfitConfig(seed=seed), cut=cut)
+    first, again, cut, other = (trainer.made[n : n + 2] for n in range(0, 8, 2))
+    assert [each.seen for each in first] == [each.seen for each in again]
+    assert [each.seed for each in first] == [each.seed for each in again] == [0, 1]
+    assert ([each.seed for each in cut], [each.seed for each in other]) == ([2, 3], [1, 2])
+    assert first[0].seen != cut[0].seen
 
 
-def test_own_by_hand() -> None:
-    """Two cuts, three queries of which the second has two lists."""
-    lists = pl.DataFrame({"query_id": ["a", "b", "b", "c"]}).to_arrow()
-    offsets = np.array([0, 2, 3, 5, 6])
-    items = pl.DataFrame({"position": [1, 2, 1, 1, 2, 1]}).to_arrow()
-    block = Block(lists, items, offsets)
-    tables = np.random.default_rng(0).random((2, 2, 6, 3))
-    own = CrossFittedModels([], seed=4).own(block, tables)
-    halves = np.array([fold_of(block, 2, seed) for seed in (4, 5)])
-    for row, number in enumerate([0, 0, 1, 2, 2, 3]):
-        expected = (tables[0, halves[0, number], row] + tables[1, halves[1, number], row]) / 2
-        np.testing.assert_allclose(own[row], expected)
-
-
-def test_real_models(small: Small) -> None:
+def test_progress(small: Small) -> None:
     steps: list[str] = []
-    config = CrossfitConfig(cuts=1, clicks=QUICK)
-    judges = fit_cross_fitted(small.dataset, ["test"], config, report=lambda step, *_: steps.append(step))
-    assert [[model.name for model in cut] for cut in judges.models] == [["pbm", "pbm"]]
-    assert {step.split(":")[0] for step in steps} == {"judge 1 of 2", "judge 2 of 2"}
-    (block,) = small.dataset.blocks("test", [*small.dataset.features, "position"])
-    own = judges.own(block, judges.tables(block))
-    assert ((own > 0) & (own < 1)).all()
-    again = fit_cross_fitted(small.dataset, ["test"], config)
-    np.testing.assert_array_equal(again.own(block, again.tables(block)), own)
+    judges = fit_judges(small.dataset, ["test"], QUICK_JUDGES, report=lambda step, *_: steps.append(step))
+    assert [judge.name for judge in judges] == ["monotone", "monotone"]
+    assert {step.split(":")[0] for step in steps} == {"judge 1", "judge 2"}
 
 
 def test_settings_that_are_refused() -> None:
-    for settings in ({"cuts": 0}, {"seed": -1}, {"colour": 1}):
+    for settings in ({"seed": -1}, {"colour": 1}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             CrossfitConfig.model_validate(settings)

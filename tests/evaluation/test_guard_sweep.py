@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from known_judges import QUICK_JUDGES as QUICK
+from known_judges import let_judges_know
 from report.evaluations import comparison, evaluation, policy
 from simulated import Small, make, true_utility
-from urank.clicks.fitting import ClickConfig
 from urank.errors import ConfigError, DataError
-from urank.evaluation import policy_evaluation as module
-from urank.evaluation.cross_fitting import CrossfitConfig, CrossFittedModels
 from urank.evaluation.guard_sweep import GuardLevel, GuardLevels, evaluate_guard
 from urank.evaluation.policy_evaluation import evaluate_policies
 from urank.lab.truth import true_guard_utilities, true_utilities
@@ -28,26 +26,13 @@ from urank.ranking.guard import Guard, Moves
 from urank.ranking.policies import Guarded, ModelPolicy, Policy, Random
 from urank.ranking.ranking_model import RankingModel
 
-QUICK = CrossfitConfig(cuts=1, clicks=ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}}))
 K = 10
-
-
-@dataclass(frozen=True, eq=False)
-class Oracle:
-    """A click model that knows the truth."""
-
-    small: Small
-    name: str = "oracle"
-
-    def log_ctr(self, items: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.log(self.small.table(self.small.featurizer.encode(items)).astype(np.float64))
 
 
 @pytest.fixture
 def oracle(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """All judges know the truth."""
-    judge: Any = Oracle(small)
-    monkeypatch.setattr(module, "fit_cross_fitted", lambda *_, **__: CrossFittedModels([[judge, judge]] * 2, 0))
+    let_judges_know(small, monkeypatch)
 
 
 @dataclass(eq=False)
@@ -100,19 +85,19 @@ def test_propensities_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     size = {"candidates": 5, "positions": 5, "features": 4}
     shuffled = make(tmp_path, queries=300, sessions=6, randomise="shuffle", randomise_share=1.0, seed=3, **size)
     assert shuffled.dataset.has("propensity")
-    judge: Any = Oracle(shuffled)
-    monkeypatch.setattr(module, "fit_cross_fitted", lambda *_, **__: CrossFittedModels([[judge, judge]] * 2, 0))
+    let_judges_know(shuffled, monkeypatch)
     guarded = Guarded(Random(), Guard("shift", 1))
     with_them = evaluate_policies([guarded], shuffled.dataset)
     true = true_utilities(with_them, [guarded], shuffled.dataset, shuffled.folder)[guarded.name].by_cutoff[5]
-    ips, ratio = (with_them[guarded.name].estimates[name] for name in ("ips", "ratio"))
+    ips, ratio, refit = (with_them[guarded.name].estimates[name] for name in ("ips", "ratio", "refit"))
     assert ips.low > 1.2 * true
     assert abs(ratio.mean - true) < 3 * ratio.error
+    assert abs(refit.mean - true) < 3 * refit.error
     found = evaluate_guard(Random(), shuffled.dataset, levels=[1])
-    assert found.evaluation.estimator == "ratio"
+    assert found.evaluation.estimator == "refit"
     assert "ips" not in found.levels[0].value.estimates
     assert found.levels[0].value.support.coverage is None
-    assert found.levels[0].utility.mean == pytest.approx(ratio.mean)
+    assert found.levels[0].utility.mean == pytest.approx(refit.mean)
     assert shuffled.dataset.has("propensity")
 
 
@@ -229,7 +214,7 @@ def test_gains_on_nothing_have_no_percents() -> None:
         ({"levels": [1.5]}, r"the level of a shift must be a whole number from 0 up; got 1\.5"),
         ({"kind": "blend", "levels": [3]}, "the level of a blend must be from 0 to 1; got 3"),
         ({"estimator": "ips"}, "estimator ips cannot evaluate a guard, which follows the logged list"),
-        ({"estimator": "magic"}, "estimator must be auto or one of direct"),
+        ({"estimator": "magic"}, "estimator must be auto, refit or one of direct"),
         ({"split": "tset"}, "split must be train, valid, test or all; got 'tset'"),
         ({"method": "magic"}, "this model ranks by score, match, ctr1; got 'magic'"),
     ],

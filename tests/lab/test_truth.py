@@ -11,11 +11,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import urank
+from known_judges import QUICK_JUDGES
 from simulated import Small, true_utility
-from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
-from urank.evaluation.cross_fitting import CrossfitConfig
-from urank.evaluation.policy_evaluation import evaluate_policies, query_bytes
+from urank.evaluation.policy_evaluation import evaluate_policies, query_bytes, row_bytes
 from urank.lab.appstore import ServedVisits, by_chance, draw_requests, serve, with_table
 from urank.lab.market import MarketConfig, build_market
 from urank.lab.truth import (
@@ -109,9 +108,7 @@ def test_what_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 # The true utility of evaluated policies
 
-QUICK = CrossfitConfig(
-    cuts=1, seed=3, clicks=ClickConfig.model_validate({"families": ["pbm"], "training": {"epochs": 1}})
-)
+QUICK = QUICK_JUDGES.model_copy(update={"seed": 3})
 K = 10
 
 
@@ -156,7 +153,9 @@ def test_ties_are_broken_as_in_the_evaluation(small: Small) -> None:
 
 
 def test_the_same_sample_of_the_queries(small: Small) -> None:
-    dataset = Dataset(small.dataset.folder, memory=Memory(4 * 100 * query_bytes(2, 4, propensity=True)))
+    rows = small.dataset.rows_of_query(SPLITS)
+    by_query = query_bytes(2, 4, propensity=True) + rows * row_bytes(small.dataset)
+    dataset = Dataset(small.dataset.folder, memory=Memory(round(4 * 100 * by_query)))
     found = evaluate_policies([Random()], dataset, splits=SPLITS, config=QUICK)
     true = true_utilities(found, [Random()], dataset, small.folder, seed=QUICK.seed)
     assert found.rows < found.all_rows

@@ -14,7 +14,7 @@ from urank.pipeline import evaluate
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import evaluate_on_ray
 
-CONFIG = CrossfitConfig(cuts=1, clicks=ClickConfig(families=("pbm",), training=TrainingConfig(epochs=3)))
+CONFIG = CrossfitConfig(clicks=ClickConfig(families=("monotone",), hidden=(16,), training=TrainingConfig(epochs=3)))
 
 
 def test_the_estimates_are_those_of_one_process(small: Small, saved: Path, cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
 
-_SETTINGS = {"--cuts": "cuts", "--seed": "seed"}
+_SETTINGS = {"--seed": "seed"}
 
 
 @command(CrossfitConfig, _SETTINGS)
@@ -50,11 +50,12 @@ def evaluate_command(
     estimator: Annotated[
         str,
         typer.Option(
-            metavar="auto|ratio|self_normalised|direct|doubly_robust|ips|snips",
-            help="Estimator of the table. **ratio**: Eq. 3, a click times P(click at the new position) / P(click at "
+            metavar="auto|refit|ratio|self_normalised|direct|doubly_robust|ips|snips",
+            help="Estimator of the table. **refit**, the default: networks trained on other queries, refitted on the "
+            "clicks of these; **ratio**: Eq. 3, a click times P(click at the new position) / P(click at "
             "the logged one); **self_normalised**: the same, divided by its expectation under the click model; "
             "**direct**: the click model's expectation; **doubly_robust**: that, corrected by the clicks; **ips** and "
-            "**snips** need the column propensity. **auto**: doubly_robust where propensities are known, else ratio.",
+            "**snips** need the column propensity.",
         ),
     ] = "auto",
     floor: Floor = 0.01,
@@ -69,8 +70,8 @@ def evaluate_command(
 
     Every way in which a model can rank is evaluated beside the logged order and a random one: utility of the first 1,
     3, 5 and of all positions, the difference to the logged order with its 95 % interval, and its p-value. No policy is
-    judged by the click table it was optimised on: the evaluation fits click models of its own on the log, each on
-    other queries than those it judges. Where the log cannot support a claim, a warning appears.
+    judged by the click table it was optimised on: the evaluation has networks of its own, which never saw the queries
+    they judge and are refitted on their clicks. Where the log cannot support a claim, a warning appears.
 
     Example: `urank evaluate model prepared --html evaluation.html`
     """

@@ -116,6 +116,7 @@ def fit_clicks(
     dataset: Dataset,
     config: ClickConfig,
     *,
+    featurizer: Featurizer | None = None,
     reference: bool = True,
     checkpoints: Path | None = None,
     report: Report = silent,
@@ -124,10 +125,12 @@ def fit_clicks(
 
     Args:
         dataset, config: a prepared log, and settings.
+        featurizer: the encoding of the items; fitted on the train split by default.
         reference: also train a position-based model for comparison.
         checkpoints, report: folder from which an interrupted run resumes, and progress callback.
     """
-    featurizer = fit_featurizer(dataset, min_count=config.min_count, within_list=config.within_list)
+    if featurizer is None:
+        featurizer = fit_featurizer(dataset, min_count=config.min_count, within_list=config.within_list)
     if checkpoints is not None:
         distributed.broadcast(lambda: _claim(checkpoints, dataset, config))
     trainer = _Trainer(dataset, featurizer, config, checkpoints, report)

@@ -1,15 +1,14 @@
-"""Cross-fitted click models of an evaluation: trained on the evaluation log, never on the queries they evaluate.
+"""Judges: click networks that represent the items of an evaluation, never trained on the queries they judge.
 
-A policy that was optimised on a click table exploits the errors of that table and looks good by it. So an evaluation
-fits separate click models. The queries are split into folds, and each fold is evaluated by a model that was trained,
-stopped and calibrated on the others. This is repeated with other cuts, and the tables are averaged, which reduces the
-variance of a single cut. The difference between the models of a cut measures their variance.
+A policy that was optimised on a click table exploits the errors of that table and looks good by it, so an evaluation
+has networks of its own, which `urank.evaluation.refit` refits on the evaluated clicks. Two are trained with each model,
+on halves of its train split, and saved with it. For a log that no judge was trained for, queries are cut into halves,
+and each half is judged by a network trained on the other, with two cuts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,7 @@ from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.config import Settings
 from urank.errors import ConfigError, TooFewError
+from urank.learning.features import Featurizer
 from urank.log.dataset import Block, Dataset, DatasetView, SplitView
 from urank.log.splits import SPLITS, stable_hash
 from urank.progress import Report, silent
@@ -69,46 +69,42 @@ def _hash(block: Block, salt: int) -> NDArray[np.uint64]:
 
 
 class CrossfitConfig(Settings):
-    """Settings of the click models of an evaluation."""
+    """Settings of the judges of an evaluation."""
 
-    cuts: int = Field(2, ge=1, le=100, description="number of random splits of the queries into halves")
-    clicks: ClickConfig = ClickConfig(families=("monotone", "pbm"), within_list="off")
-    seed: int = Field(0, ge=0, description="seed of the cuts and of all random numbers")
-
-
-@dataclass(frozen=True, eq=False)
-class CrossFittedModels:
-    """Fitted click models: for each cut and half, one trained on the other half."""
-
-    models: list[list[ClickModel]]
-    seed: int
-
-    def tables(self, block: Block) -> NDArray[np.float64]:
-        """Predict P(click | item, k) of the items of a block by every model, `[cuts, 2, rows, K]`."""
-        tables = [[np.exp(model.log_ctr(block.items, block.offsets)) for model in cut] for cut in self.models]
-        return np.array(tables, dtype=np.float64)
-
-    def own(self, block: Block, tables: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the cross-fitted table `[rows, K]`: the mean over cuts of the models not trained on the query."""
-        lengths, rows = np.diff(block.offsets), np.arange(tables.shape[2])
-        halves = [np.repeat(fold_of(block, 2, self.seed + number), lengths) for number in range(len(tables))]
-        return np.asarray(np.mean([cut[half, rows] for cut, half in zip(tables, halves, strict=True)], axis=0))
+    clicks: ClickConfig = ClickConfig(families=("monotone",), hidden=(64, 32), calibration="none")
+    seed: int = Field(0, ge=0, description="seed of the cuts, of ties and of all random numbers")
 
 
-def fit_cross_fitted(
-    dataset: Dataset, splits: Sequence[str], config: CrossfitConfig, *, report: Report = silent
-) -> CrossFittedModels:
-    """Fit the click models of an evaluation on these splits."""
-    models: list[list[ClickModel]] = []
-    for number in range(config.cuts):
-        models.append([])
-        for half, fold in enumerate(folds(dataset, splits, count=2, seed=config.seed + number)):
-            name = f"judge {2 * number + half + 1} of {2 * config.cuts}"
+CUTS = 2
+"""Cuts of a log without judges; their difference measures what networks add to the error."""
 
-            def prefixed(step: str, done: float, total: float | None, note: str = "", /, name: str = name) -> None:
-                report(f"{name}: {step}", done, total, note)
 
-            seed = config.seed + config.clicks.seed + 2 * number + half
-            clicks = config.clicks.model_copy(update={"seed": seed})
-            models[-1].append(fit_clicks(fold, clicks, reference=False, report=prefixed).model)
-    return CrossFittedModels(models, config.seed)
+def fit_judges(
+    dataset: Dataset,
+    splits: Sequence[str],
+    config: CrossfitConfig,
+    *,
+    featurizer: Featurizer | None = None,
+    cut: int = 0,
+    report: Report = silent,
+) -> list[ClickModel]:
+    """Train a network for each half of the queries of some splits, on the other half.
+
+    Args:
+        dataset, splits: a prepared log, and its splits to train on.
+        config: settings.
+        featurizer: encoding of the items; by default that of the first half.
+        cut: number of the cut into halves.
+        report: Progress callback.
+    """
+    judges: list[ClickModel] = []
+    for half, fold in enumerate(folds(dataset, splits, count=2, seed=config.seed + cut)):
+        name = f"judge {2 * cut + half + 1}"
+
+        def prefixed(step: str, done: float, total: float | None, note: str = "", /, name: str = name) -> None:
+            report(f"{name}: {step}", done, total, note)
+
+        clicks = config.clicks.model_copy(update={"seed": config.seed + config.clicks.seed + 2 * cut + half})
+        judges.append(fit_clicks(fold, clicks, featurizer=featurizer, reference=False, report=prefixed).model)
+        featurizer = judges[0].featurizer
+    return judges

@@ -37,7 +37,9 @@ from numpy.typing import NDArray
 from urank.errors import ConfigError
 from urank.ranking.utility import FLOOR, Array, Mask, check_order, has_place, inverse_logged, utility, utility_of_items
 
+REFIT = "refit"
 ESTIMATORS = ("direct", "ratio", "self_normalised", "doubly_robust", "ips", "snips")
+"""Estimators by a click table; `refit` (`urank.evaluation.refit`) is the default of an evaluation."""
 
 Sums = NDArray[np.float64]
 TermsT = TypeVar("TermsT", "Terms", "Weighted")

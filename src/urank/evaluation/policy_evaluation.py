@@ -1,7 +1,7 @@
 """Off-policy evaluation: estimate the utility of policies from a log, with intervals, beside the logged order.
 
-`evaluate_policies` fits click models on the evaluation log itself (`urank.evaluation.cross_fitting`), sums the terms of
-the estimators by query (`QueryTotals`), and turns them into intervals (`urank.evaluation.intervals`). Two checks show
+`evaluate_policies` refits click networks on the evaluated clicks (`urank.evaluation.refit`), sums the terms of the
+other estimators by query (`QueryTotals`), and turns both into intervals (`urank.evaluation.intervals`). Two checks show
 how far the estimates can be trusted: `support`, whether the log contains evidence about a policy at all, and
 `CalibrationTest`, whether predicted and observed clicks agree on held-out queries.
 """
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from urank import distributed
+from urank.clicks.click_model import ClickModel
 from urank.config import to_jsonable
 from urank.errors import ConfigError, DataError
 from urank.evaluation import intervals
-from urank.evaluation.cross_fitting import CrossfitConfig, fit_cross_fitted
+from urank.evaluation.cross_fitting import CUTS, CrossfitConfig, fit_judges, fold_of
 from urank.evaluation.estimators import (
     ESTIMATORS,
+    REFIT,
     LoggedBatch,
     Sums,
     Terms,
@@ -35,8 +37,10 @@ from urank.evaluation.estimators import (
     needs_propensity,
     query_values,
 )
+from urank.evaluation.refit import HeldOut, Refitted, refit
+from urank.learning.features import Inputs
 from urank.log.dataset import Block, Dataset, sample_to_fit
-from urank.log.ragged import pad, where_items
+from urank.log.ragged import list_ids, pad, where_items
 from urank.log.splits import SPLITS
 from urank.progress import Report, silent
 from urank.ranking.policies import LoggedOrder, Policy
@@ -59,7 +63,7 @@ class PolicyValue:
     difference: intervals.Comparison | None  # to the logged order at K, paired by query; None for that order itself
     support: Support
     values: NDArray[np.float64]  # per-query values of the chosen estimator at K, for comparisons between policies
-    by_model: NDArray[np.float64]  # the estimate by each click model of the evaluation alone, `[cuts, 2]`
+    by_model: NDArray[np.float64]  # the estimate by each network, or each cut, of the evaluation alone, `[1, 2]`
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, without the per-query values."""
@@ -104,7 +108,7 @@ class Evaluation:
     def compare(self, better: str, worse: str) -> intervals.Comparison:
         """Compute the difference between two policies, paired by query."""
         one, other = self[better], self[worse]
-        return _with_models(intervals.paired(one.values, other.values), one.by_model - other.by_model)
+        return _compared(self.estimator, one.values, other.values, one.by_model - other.by_model)
 
     @property
     def positions(self) -> int:
@@ -138,6 +142,7 @@ class EvaluationOptions(TypedDict, total=False):
     estimator: str
     floor: float
     config: CrossfitConfig | None
+    judges: Sequence[ClickModel]
     report: Report
 
 
@@ -150,6 +155,7 @@ def evaluate_policies(
     cutoffs: Sequence[int] = (1, 3, 5),
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
+    judges: Sequence[ClickModel] = (),
     report: Report = silent,
 ) -> Evaluation:
     """Estimate the expected utility of policies from a log.
@@ -159,17 +165,18 @@ def evaluate_policies(
         dataset: a prepared log; its queries must be new to the policies. If its memory is too small for all queries, a
             sample of them is used.
         splits: the splits to evaluate on.
-        estimator: one of `ESTIMATORS`, or `auto`: doubly robust if the log has propensities, else Eq. 3.
+        estimator: `refit`, which is also `auto`, or one of `ESTIMATORS`.
         cutoffs: also estimate the utility of this many first positions.
         floor: lower bound of a logged click probability in a ratio.
-        config: the click models of the evaluation.
+        config: settings of the judges, for a log without any, and the seed.
+        judges: two networks that were trained on other queries; by default they are trained on halves of these splits.
         report: Progress callback.
     """
     has_propensity = dataset.has("propensity")
-    chosen = ("doubly_robust" if has_propensity else "ratio") if estimator == "auto" else estimator
-    if chosen not in ESTIMATORS:
-        raise ConfigError(f"estimator must be auto or one of {', '.join(ESTIMATORS)}; got '{estimator}'")
-    if needs_propensity(chosen) and not has_propensity:
+    chosen = REFIT if estimator == "auto" else estimator
+    if chosen not in (REFIT, *ESTIMATORS):
+        raise ConfigError(f"estimator must be auto, {REFIT} or one of {', '.join(ESTIMATORS)}; got '{estimator}'")
+    if chosen != REFIT and needs_propensity(chosen) and not has_propensity:
         raise ConfigError(f"estimator {chosen} needs the column propensity, which {dataset.folder} does not have")
     if any(split not in SPLITS for split in splits) or not splits:
         raise ConfigError(f"splits must be some of {', '.join(SPLITS)}; got '{', '.join(splits)}'")
@@ -180,19 +187,30 @@ def evaluate_policies(
     places = [*sorted({cutoff for cutoff in cutoffs if cutoff < K}), K]
     all_rows = sum(dataset.rows(split) for split in splits)
     dataset = evaluation_sample(dataset, splits, query_bytes(len(evaluated), len(places), propensity=has_propensity))
-    models = fit_cross_fitted(dataset, splits, config, report=report)
+    cuts = _judges(dataset, splits, judges, config, report)
     totals, calibration = QueryTotals(places), CalibrationTest(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
     columns = dict.fromkeys([*dataset.features, *(name for policy in policies for name in policy.columns), *roles])
-    for block in evaluation_blocks(dataset, splits, list(columns), cuts=config.cuts, seed=config.seed):
-        tables = models.tables(block)
-        own, by_model = models.own(block, tables), tables.reshape(-1, *tables.shape[2:])
-        logged = [_logged_batch(block, table) for table in (own, *by_model)]
+    blocks: list[Block] = []
+    orders: list[list[NDArray[np.int64]]] = []
+    rows, all_own = 0, sum(dataset.rows(split) for split in splits)
+    for block in evaluation_blocks(dataset, splits, list(columns), seed=config.seed):
+        blocks.append(block)
+        orders.append([policy.positions(block) for policy in evaluated])
+        rows += block.items.num_rows
+        report("ranking the held-out lists", rows * distributed.size(), all_own)
+    held_out = _held_out(blocks, orders, cuts, config.seed)
+    found = refit(cuts, held_out, places, lambda done: report("refitting the judges", done, sum(map(len, cuts))))
+    first = 0
+    for block, given in zip(blocks, orders, strict=True):
+        tables = [table[first : first + block.items.num_rows].astype(np.float64) for table in found.tables]
+        first += block.items.num_rows
+        logged = [_logged_batch(block, table) for table in (np.mean(tables, axis=0), *tables)]
         calibration.add(logged[0], block.query_hash)
-        orders = [pad(policy.positions(block), block.offsets, fill=1) for policy in evaluated]
-        totals.add(block.query_hash, logged, orders, floor)
-        report("evaluating", totals.rows * distributed.size(), sum(dataset.rows(split) for split in splits))
+        totals.add(block.query_hash, logged, [pad(each, block.offsets, fill=1) for each in given], floor)
+        report("evaluating", totals.rows * distributed.size(), all_own)
     totals.done()
+    totals.refitted = found
     usable = [name for name in ESTIMATORS if has_propensity or not needs_propensity(name)]
     return Evaluation(
         policies=[_policy_value(totals, n, policy.name, chosen, usable, config) for n, policy in enumerate(evaluated)],
@@ -202,7 +220,7 @@ def evaluate_policies(
         queries=totals.queries,
         lists=int(totals.terms[0, K].lists.sum()),
         rows=totals.rows,
-        clicks=[model.name for cut in models.models for model in cut],
+        clicks=[model.name for cut in cuts for model in cut],
         specification=calibration.result(),
         floor=floor,
         all_rows=all_rows,
@@ -211,21 +229,69 @@ def evaluate_policies(
 
 def evaluation_sample(dataset: Dataset, splits: Sequence[str], bytes_per_query: int) -> Dataset:
     """Return the dataset, or a view of as many of its queries as fit into its memory; see `query_bytes`."""
-    most_queries = dataset.memory.sums_bytes / bytes_per_query
-    return sample_to_fit(dataset, splits, most_queries * dataset.rows_of_query(splits))
+    rows = dataset.rows_of_query(splits)
+    most_queries = dataset.memory.sums_bytes / (bytes_per_query + rows * row_bytes(dataset))
+    return sample_to_fit(dataset, splits, most_queries * rows)
 
 
-def evaluation_blocks(
-    dataset: Dataset, splits: Sequence[str], columns: Sequence[str], *, cuts: int, seed: int
-) -> Iterator[Block]:
+def row_bytes(dataset: Dataset) -> int:
+    """Estimate the memory of an evaluated row: its columns and inputs, its representation, and two tables."""
+    return 40 * len(dataset.features) + 20 * dataset.positions + 200
+
+
+def _judges(
+    dataset: Dataset, splits: Sequence[str], judges: Sequence[ClickModel], config: CrossfitConfig, report: Report
+) -> list[list[ClickModel]]:
+    """Return the networks of each cut: the judges, or networks trained on halves of these splits."""
+    if judges:
+        return [[judge] for judge in judges]
+    first = fit_judges(dataset, splits, config, report=report)
+    shared = first[0].featurizer
+    more = [fit_judges(dataset, splits, config, featurizer=shared, cut=cut, report=report) for cut in range(1, CUTS)]
+    return [first, *more]
+
+
+def _held_out(
+    blocks: Sequence[Block],
+    orders: Sequence[Sequence[NDArray[np.int64]]],
+    cuts: Sequence[Sequence[ClickModel]],
+    seed: int,
+) -> HeldOut:
+    """Join the blocks of an evaluation as rows."""
+    featurizer = cuts[0][0].featurizer
+    inputs = [featurizer.encode(block.items, block.offsets) for block in blocks]
+
+    def homes(block: Block) -> NDArray[np.int64]:
+        lists = [fold_of(block, len(models), seed + n) for n, models in enumerate(cuts)]
+        return np.stack([each[list_ids(block.offsets)] for each in lists])
+
+    def values(block: Block) -> NDArray[np.float64]:
+        known = "value" in block.items.column_names
+        return block.column("value").astype(np.float64) if known else np.ones(block.items.num_rows)
+
+    return HeldOut(
+        inputs=Inputs(
+            np.concatenate([each.numeric for each in inputs]), np.concatenate([each.categorical for each in inputs])
+        ),
+        position=np.concatenate([block.column("position").astype(np.int64) for block in blocks]),
+        click=np.concatenate([block.column("click").astype(np.float64) for block in blocks]),
+        value=np.concatenate([values(block) for block in blocks]),
+        query=np.concatenate([block.query_hash[list_ids(block.offsets)] for block in blocks]),
+        list_query=np.concatenate([block.query_hash for block in blocks]),
+        home=np.concatenate([homes(block) for block in blocks], axis=1),
+        orders=[np.concatenate(each) for each in zip(*orders, strict=True)],
+    )
+
+
+def evaluation_blocks(dataset: Dataset, splits: Sequence[str], columns: Sequence[str], *, seed: int) -> Iterator[Block]:
     """Iterate over the lists of an evaluation, items shuffled so that ties are not broken in the logged order.
 
-    The order of the items depends on the dataset, the splits, `cuts` and `seed` alone: a second pass with the same
-    arguments, such as one that compares an evaluation with known utilities, breaks ties alike. In a process group, each
-    worker iterates over its share of the row groups. The dataset is that of `evaluation_sample`; `cuts` and `seed` are
-    those of the evaluation's `CrossfitConfig`.
+    The order of the items depends on the dataset, the splits and `seed` alone: a second pass with the same arguments,
+    such as one that compares an evaluation with known utilities, breaks ties alike. In a process group, each worker
+    iterates over its share of the row groups. The dataset is that of `evaluation_sample`, the seed that of the
+    evaluation's `CrossfitConfig`.
     """
-    most_rows = max(1, BLOCK_ENTRIES // (dataset.positions * (1 + 2 * cuts)))
+    most_rows = max(1, BLOCK_ENTRIES // (dataset.positions * (1 + CUTS)))
     for split in splits:
         groups = dataset.groups(split)
         for number in distributed.share(len(groups)):
@@ -263,25 +329,37 @@ def _with_models(found: IntervalT, by_model: NDArray[np.float64]) -> IntervalT:
     return intervals.add_model_variance(found, intervals.model_variance(by_model), len(by_model))
 
 
+def _compared(
+    estimator: str, values: NDArray[np.float64], other: NDArray[np.float64], by_model: NDArray[np.float64]
+) -> intervals.Comparison:
+    """Compute the difference between two policies from their values and the difference by each network."""
+    if estimator == REFIT:
+        return intervals.refitted_interval(values - other, by_model)
+    return _with_models(intervals.paired(values, other), by_model)
+
+
 def _policy_value(
     totals: QueryTotals, number: int, name: str, chosen: str, usable: Sequence[str], config: CrossfitConfig
 ) -> PolicyValue:
     K = totals.places[-1]
 
     def estimate(place: int, estimator: str) -> intervals.Interval:
-        over_queries = intervals.normal_interval(totals.values(number, place, estimator))
-        return _with_models(over_queries, totals.by_model(number, place, estimator))
+        values, by_model = totals.values(number, place, estimator), totals.by_model(number, place, estimator)
+        if estimator == REFIT and number:
+            found = intervals.refitted_interval(values, by_model)
+            return intervals.Interval(max(found.mean, 0.0), found.error, max(found.low, 0.0), found.high, found.n)
+        return _with_models(intervals.normal_interval(values), by_model)
 
     values, by_model = totals.values(number, K, chosen), totals.by_model(number, K, chosen)
     difference = None
     if number:
-        over_queries = intervals.paired(values, totals.values(0, K, chosen))
-        difference = _with_models(over_queries, by_model - totals.by_model(0, K, chosen))
+        baseline = totals.values(0, K, chosen)
+        difference = _compared(chosen, values, baseline, by_model - totals.by_model(0, K, chosen))
     found = support(totals.terms[number, K])
     return PolicyValue(
         name=name,
         utility={place: estimate(place, chosen) for place in totals.places},
-        estimates={estimator: estimate(K, estimator) for estimator in usable},
+        estimates={estimator: estimate(K, estimator) for estimator in (REFIT, *usable)},
         bootstrap=intervals.bootstrap_interval(values, rng=config.seed),
         difference=difference,
         support=found if number else replace(found, warnings=[]),
@@ -310,6 +388,7 @@ class QueryTotals:
         self._queries: list[NDArray[np.uint64]] = []
         self._terms: dict[tuple[int, int], list[Terms]] = {}
         self._totals: dict[tuple[int, int], list[Terms]] = {}
+        self.refitted: Refitted
 
     def add(
         self,
@@ -371,10 +450,19 @@ class QueryTotals:
 
     def values(self, policy: int, place: int, estimator: str) -> NDArray[np.float64]:
         """Return the per-query values of an estimate."""
-        return _values(self.terms[policy, place], estimator, logged=policy == 0)
+        if estimator != REFIT:
+            return _values(self.terms[policy, place], estimator, logged=policy == 0)
+        observed, at = logged_values(self.terms[policy, place]), self.places.index(place)
+        found = self.refitted
+        spared = (self.queries - 1) / max(self.queries - found.degrees, self.queries / 2)  # refitting uses up degrees
+        influence = self.queries * np.sqrt(max(spared, 1.0)) * found.influence[policy, at]
+        return np.asarray(observed + found.gains[policy, at].mean() + influence)
 
     def by_model(self, policy: int, place: int, estimator: str) -> NDArray[np.float64]:
-        """Return the estimate by each model alone, `[cuts, 2]`."""
+        """Return the estimate by the networks of each cut alone, `[1, 2]`."""
+        if estimator == REFIT:
+            observed = logged_values(self.terms[policy, place]).mean()
+            return np.asarray(observed + self.refitted.gains[policy, self.places.index(place)]).reshape(1, -1)
         found = [_values(total, estimator, logged=policy == 0).mean() for total in self._totals[policy, place]]
         return np.array(found).reshape(-1, 2)
 

@@ -140,8 +140,7 @@ def true_utilities(
     columns = dict.fromkeys([*(name for policy in known for name in policy.columns), *roles])
     queries: list[NDArray[np.uint64]] = []
     earned: list[NDArray[np.float64]] = []
-    cuts = len(evaluation.clicks) // 2
-    for block in evaluation_blocks(sample, evaluation.splits, list(columns), cuts=cuts, seed=seed):
+    for block in evaluation_blocks(sample, evaluation.splits, list(columns), seed=seed):
         table, where = pad(look_up(block), block.offsets), where_items(block.offsets)
         value = pad(block.column("value"), block.offsets) if sample.has("value") else None
         orders = [pad(policy.positions(block), block.offsets, fill=1) for policy in known]

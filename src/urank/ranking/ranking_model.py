@@ -45,8 +45,11 @@ class UrankConfig(Settings):
     method: Literal["auto", "score", "match", "ctr1"] = Field(
         "auto",
         description="the ranking method: by score, by the exact matching of the click table, or by expected utility "
-        "at position 1; auto chooses the better of score and match by a cross-fitted estimate on the validation split, "
-        "and score for the rankers of other papers",
+        "at position 1; auto is match, or the method that earns significantly more on the validation split, and score "
+        "for the rankers of other papers",
+    )
+    judges: bool = Field(
+        True, description="also train two small networks on halves of the train split, which evaluations refit"
     )
     clicks: ClickConfig = ClickConfig()
     scorer: RankerConfig = RankerConfig()
@@ -92,11 +95,15 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RankingModel:
-    """Ranks lists of candidates by a click model and, unless only that was trained, a scorer."""
+    """Ranks lists of candidates by a click model and, unless only that was trained, a scorer.
+
+    `judges` are networks that rank nothing: evaluations of any policy refit them (`urank.evaluation.refit`).
+    """
 
     clicks: ClickModel
     scorer: Scorer | None = None
     method: Method = "match"
+    judges: tuple[ClickModel, ...] = ()
 
     def __post_init__(self) -> None:
         self._check(self.method)

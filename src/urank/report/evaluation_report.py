@@ -31,6 +31,7 @@ SIGNIFICANCE = 0.05
 _MOST_CELLS = 20
 _STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 _IN_WORDS = {
+    "refit": "refitted networks",
     "direct": "the click model alone",
     "ratio": "Eq. 3",
     "self_normalised": "Eq. 3 (self-normalised)",
@@ -39,6 +40,8 @@ _IN_WORDS = {
     "snips": "inverse propensities (self-normalised)",
 }
 _METHOD = {
+    "refit": "an order earns what the log earned, plus the difference of the click probabilities at the new and the "
+    "logged positions by two networks that were refitted on these clicks; the interval contains the error of refitting",
     "direct": "each item earns the click model's expectation at its new position",
     "ratio": "each logged click is transferred to the item's new position and weighted by the ratio of the click "
     "probabilities there and at the logged position (Eq. 3 of the paper)",
@@ -151,18 +154,16 @@ def support_section(evaluation: Evaluation) -> Section:
 
 def method_paragraphs(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Iterator[str]:
     """Explain in paragraphs how the estimates are computed."""
-    cuts = len(evaluation.clicks) // 2
-    again = "" if cuts == 1 else f", {cuts} times in different ways"
-    names = ", ".join(dict.fromkeys(evaluation.clicks))
     yield (
         f"What would people have clicked in another order? By the estimator {evaluation.estimator}, "
         f"{_METHOD[evaluation.estimator]}."
     )
+    halves = ", each trained on one half of them and refitted on the other" if len(evaluation.clicks) > 2 else ""
     yield (
-        f"The click probabilities are cross-fitted: the {evaluation.queries:,} queries ({evaluation.lists:,} lists, "
-        f"{evaluation.rows:,} rows) are split into halves{again}, and each half is evaluated by a click model "
-        f"({names}) that was trained on the other. It is none of the models under test, so none of them profits "
-        "from its own errors."
+        f"The click probabilities of the {evaluation.queries:,} queries ({evaluation.lists:,} lists, "
+        f"{evaluation.rows:,} rows) come from {len(evaluation.clicks)} networks{halves}. Their last layer and position "
+        "curve are re-estimated on clicks of queries that they were not trained on. None of them is under test, "
+        "so none of those profits from its own errors."
     )
     yield _INTERVALS
     yield _LIMITS
