@@ -148,6 +148,15 @@ def test_order_as_shown_is_valued_by_its_clicks() -> None:
     assert compare_policies(one_each, None, None) == paired(earned, earned)
 
 
+def test_lists_without_clicks_change_values_by_a_factor() -> None:
+    users = Users(np.random.default_rng(8))
+    clicked = np.bincount(users.rows, users.lists.click) > 0
+    every = [estimate_policy(users.lists, order).mean for order in (users.best, users.noisy, None)]
+    rows, stored = clicked[users.rows], users.lists.select(clicked)
+    only = [estimate_policy(stored, order).mean for order in (users.best[rows], users.noisy[rows], None)]
+    np.testing.assert_allclose(np.array(only) * clicked.mean(), every)
+
+
 # Unbiasedness and coverage
 
 

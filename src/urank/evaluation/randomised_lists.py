@@ -13,6 +13,9 @@ average item; click models with item-specific curves have no such bias, and larg
 policy depends neither on the logged slots nor on these clicks: shuffle items before ranking, or ties are broken by the
 logged order. The order as shown does depend on the slots and is valued by the clicks it had (`positions=None`).
 
+Lists without a click contribute neither to the curve nor to the sum of v_l. A log that stores only lists with a click
+therefore multiplies all values per list by the same factor and leaves the ratio of two policies unchanged.
+
 Lists that are marked as random need not be (users can sort a result page by price): see `check_randomisation`.
 """
 
