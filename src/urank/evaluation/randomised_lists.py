@@ -584,10 +584,11 @@ def _sentence(lists: int, ordered: Sequence[OrderedLists], after: Sequence[Assoc
     else:
         names = sorted(totals, key=lambda name: -totals[name])
         by = "sorted" if all(each.exactly == each.lists for each in ordered) else "ordered"
-        text = (
-            f"{_percent(1 - out / lists)} of the lists marked as random are; {_percent(out / lists)} are {by} by "
-            f"{join_names(names, most=3)} and are left out"
-        )
+        share, left_out = _percent(out / lists), f"{by} by {join_names(names, most=3)} and are left out"
+        # Without the claim that the others are random, unless they are.
+        text = f"{share} of the lists marked as random are {left_out}"
+        if random:
+            text = f"{_percent(1 - out / lists)} of the lists marked as random are; {share} are {left_out}"
     if random:
         return text
     worst = after[0]
