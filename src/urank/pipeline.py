@@ -34,7 +34,7 @@ from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
 from urank.clicks.shrunk import Evidence
 from urank.config import to_jsonable, validate
-from urank.errors import ConfigError, TooFewError, UrankError
+from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
@@ -467,6 +467,7 @@ def run(
     valid: float = 0.1,
     test: float = 0.1,
     keep: Collection[str] = (),
+    force: bool = False,
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
     review: Review | None = None,
@@ -483,6 +484,7 @@ def run(
         output: Folder to write.
         valid, test: Shares of the queries.
         keep: Features to keep even if they look like outcomes of the click.
+        force: Go on even if the log is not learnable.
         overwrite: Replace the folder if it exists.
         compare: Sets known utilities beside the estimates.
         memory, review, report: As in `train` and `fit_and_save`.
@@ -490,6 +492,9 @@ def run(
     limit_threads()
     with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
         inspection = inspect(log, report=report)
+        verdict = inspection.verdict
+        if verdict.level == "not learnable" and not force:
+            raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
         options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
         prepare(log, folder / "prepared", valid=valid, test=test, **options)
         dataset = Dataset(folder / "prepared", memory=memory)

@@ -70,6 +70,39 @@ def test_outcomes_of_the_click_are_left_out_and_named_first(folder: Path, tmp_pa
     assert "dwell" not in names
 
 
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"click": pl.lit(0)}, "nothing was ever clicked", "check the column that plays 'click'"),
+        ({"click": pl.lit(1)}, "everything was clicked", "also log the items that were shown and not clicked"),
+        (
+            {"item_id": pl.col("position")},
+            "every item was always shown at the same position",
+            "show a small share of the traffic in randomised order",
+        ),
+    ],
+)
+def test_a_log_that_is_not_learnable_is_refused(
+    folder: Path, tmp_path: Path, command: Any, change: dict[str, pl.Expr], reason: str, remedy: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    pl.read_parquet(folder / "sim" / "log.parquet").with_columns(**change).write_parquet(path)
+    refusal = command("run", path, "-o", tmp_path / "job").refusal
+    assert refusal.startswith(f"{path} is not learnable: {reason}; {remedy}")
+    assert refusal.endswith(", or go on with --force")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_force_goes_on_with_a_log_that_is_not_learnable(folder: Path, tmp_path: Path, command: Any) -> None:
+    path = tmp_path / "log.parquet"
+    log = pl.read_parquet(folder / "sim" / "log.parquet").with_columns(item_id=pl.col("position"))
+    log.drop("relevance", "propensity").write_parquet(path)
+    flags = ("--click-model", "pbm", "--ranker", "none", "--force")
+    done = command("run", path, "-o", tmp_path / "job", *flags)
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("The log is not learnable: every item was always shown at the same position.")
+
+
 def test_refusals_leave_nothing_behind(folder: Path, command: Any) -> None:
     for flags, sentence in (
         (("--truth", folder / "absent"), "no truth"),

@@ -86,6 +86,7 @@ def test_few_clicks_do_not_link() -> None:
     ("change", "sentence"),
     [
         ({"click": pl.lit(0)}, "not learnable: nothing was ever clicked"),
+        ({"click": pl.lit(1)}, "not learnable: everything was clicked"),
         (
             {"position": pl.lit(3), "query_id": pl.int_range(pl.len())},
             "not learnable: everything was shown at position 3",

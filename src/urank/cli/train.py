@@ -63,6 +63,7 @@ def run_command(
     test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for evaluation.")] = 0.1,
     columns: LogOptions = LogOptions(),
     keep: Keep = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on even if the log is not learnable.")] = False,
     memory: MemoryOption = "4GB",
     overwrite: Overwrite = False,
     printing: PrintOptions = PrintOptions(),
@@ -70,12 +71,13 @@ def run_command(
     """Do the whole job: inspect a log, prepare it, train a ranker, estimate what it would earn, and write one report.
 
     DIR then contains `prepared/`, `model/` (for `urank rank` and `urank.load_model`), `report.html` and
-    `evaluation.json`. It appears when everything is done. Columns that are outcomes of the click, such as bookings, are left out of the features and named.
+    `evaluation.json`. It appears when everything is done. A log that `urank inspect` finds not learnable is refused.
+    Columns that are outcomes of the click, such as bookings, are left out of the features and named.
 
     Example: `urank run log.parquet -o job -c position=rank`
     """
     checked = validate(UrankConfig, settings, "the model")
-    arguments: dict[str, Any] = {"valid": valid, "test": test, "keep": keep or ()}
+    arguments: dict[str, Any] = {"valid": valid, "test": test, "keep": keep or (), "force": force}
     arguments |= {"overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
         from urank.lab.truth import compare_evaluation, review_fit

@@ -481,7 +481,11 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
     graph, curve = facts.interventions, facts.curve
     if facts.clicks == 0:
         advice = ["check the column that plays 'click' (--column click=NAME)"]
-        return "not learnable", "nothing was ever clicked", [], advice
+        return "not learnable", "nothing was ever clicked", [f"none of the {facts.rows:,} rows has a click"], advice
+    if facts.clicks == facts.rows:
+        reason = f"all {facts.rows:,} rows have a click, so there is nothing to compare them with"
+        advice = ["also log the items that were shown and not clicked, with click = 0"]
+        return "not learnable", "everything was clicked", [reason], advice
     if len(curve.position) == 1:
         advice = ["check the column that plays 'position' (--column position=NAME)"]
         return "not learnable", f"everything was shown at position {curve.position[0]}", [], advice
