@@ -20,7 +20,7 @@ from simulated import Small, make
 from urank.config import validate
 from urank.errors import ConfigError, DataError
 from urank.log.dataset import Dataset
-from urank.pipeline import ModelFit, fit_model, policies_of, prepared
+from urank.pipeline import ModelFit, fit_model, policies_of, policies_to_evaluate, prepared
 from urank.ranking.policies import ModelPolicy, Random
 from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import NetworkScorer
@@ -100,6 +100,16 @@ def test_a_log_in_any_form(tiny: Small, model: urank.URank, kind: str) -> None:
         assert sum(dataset.rows(split) for split in ("train", "valid", "test")) == tiny.simulation.log.height
         folder = dataset.folder
     assert folder.exists() == (kind in ("dataset", "folder"))  # what was prepared for the occasion is gone
+
+
+def test_outcomes_are_kept_if_asked_for_or_read_by_a_policy(tiny: Small) -> None:
+    log = tiny.simulation.log.with_columns(dwell=pl.col("click") * 2.5, paid=pl.col("click") * 9)
+    asked = urank.URank(ranker="none", **SETTINGS).fit(log, keep=["dwell"])
+    assert "dwell" in asked.model_.clicks.featurizer.names
+    with prepared(log) as dataset:
+        assert dataset.left_out == ["dwell", "paid"]
+    with prepared(log, policies=policies_to_evaluate([asked])) as dataset:
+        assert dataset.left_out == ["paid"]
 
 
 def test_same_seed_same_model(tiny: Small) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,7 +33,7 @@ from urank.clicks.click_model import ClickModel
 from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
 from urank.config import to_jsonable, validate
-from urank.errors import ConfigError, TooFewError, UrankError
+from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
@@ -100,7 +100,11 @@ class ModelFit:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Summary of a training: the quality of the click model, the model's name and method, and how it was chosen."""
+    """Summary of a training: the quality of the click model, the model's name and method, and how it was chosen.
+
+    Attributes:
+        left_out: Columns that are not features because they are outcomes of the click.
+    """
 
     quality: FitReport
     name: str
@@ -108,6 +112,7 @@ class Training:
     why: str
     rounds: dict[str, list[dict[str, float]]]
     warnings: list[str]
+    left_out: list[str]
 
     @property
     def sentence(self) -> str:
@@ -117,7 +122,8 @@ class Training:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
         about = {"model": self.name, "method": self.method, "why": self.why, "rounds": to_jsonable(self.rounds)}
-        return {**self.quality.to_dict(), **about, "warnings": self.warnings}
+        left_out = {"left_out": self.left_out} if self.left_out else {}
+        return {**self.quality.to_dict(), **about, "warnings": self.warnings, **left_out}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +170,18 @@ class URank:
         self.ranker, self.method, self.seed = ranker, method, seed
         self.clicks, self.scorer, self.trees, self.baseline = clicks, scorer, trees, baseline
 
-    def fit(self, log: AnyLog, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent) -> Self:
-        """Learn from a log: a `Log` of `urank.read`, a path, a prepared folder, or a table."""
+    def fit(
+        self,
+        log: AnyLog,
+        *,
+        keep: Collection[str] = (),
+        memory: Memory = DEFAULT_MEMORY,
+        report: Report = silent,
+    ) -> Self:
+        """Learn from a log: a `Log` of `urank.read`, a path, a prepared folder, or a table.
+
+        `keep` is as in `urank.prepare`.
+        """
         settings = {
             "ranker": self.ranker,
             "method": self.method,
@@ -176,7 +192,7 @@ class URank:
             "svm": {"seed": self.seed},
         }
         self.config_ = validate(UrankConfig, settings, "URank")
-        with prepared(log, memory=memory, report=report) as dataset:
+        with prepared(log, keep=keep, memory=memory, report=report) as dataset:
             self.fit_ = fit_model(dataset, self.config_, report=report)
         self.model_ = self.fit_.model
         return self
@@ -390,7 +406,8 @@ def fit_and_save(
             facts = {"quality": measured.to_dict(), "why": fit.why}
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
     warnings = _sampled_trees(dataset, config, fit.model.clicks.featurizer.width)
-    return fit, Training(measured, fit.model.name, fit.model.method, fit.why, fit.rounds, warnings)
+    names = fit.model.name, fit.model.method, fit.why
+    return fit, Training(measured, *names, fit.rounds, warnings, dataset.left_out)
 
 
 def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list[str]:
@@ -409,6 +426,7 @@ def train(
     config: UrankConfig,
     output: Path,
     *,
+    keep: Collection[str] = (),
     checkpoints: Path | None = None,
     onnx: bool = True,
     overwrite: bool = False,
@@ -421,6 +439,7 @@ def train(
 
     Args:
         log: A raw log, which is prepared beside the output first, or a prepared one.
+        keep: Of a raw log, features to keep even if they look like outcomes of the click.
         checkpoints: Where the state of the training is kept until it ends; beside the output by default.
         fit: Does the work, in this process or elsewhere.
         memory: Memory budget.
@@ -434,7 +453,8 @@ def train(
     state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
     try:
         if isinstance(log, Log):
-            prepare(log, working / "prepared", overwrite=True, bucket_bytes=memory.bucket_bytes, report=report)
+            options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
+            prepare(log, working / "prepared", overwrite=True, **options)
             log = working / "prepared"
         dataset = log if isinstance(log, Dataset) else Dataset(log, memory=memory)
         options = {"checkpoints": state, "onnx": onnx, "overwrite": overwrite, "report": report}
@@ -454,6 +474,8 @@ def run(
     *,
     valid: float = 0.1,
     test: float = 0.1,
+    keep: Collection[str] = (),
+    force: bool = False,
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
     review: Review | None = None,
@@ -469,6 +491,8 @@ def run(
         config: Settings; the seed of the click model also seeds the evaluation.
         output: Folder to write.
         valid, test: Shares of the queries.
+        keep: Features to keep even if they look like outcomes of the click.
+        force: Go on even if the log is not learnable.
         overwrite: Replace the folder if it exists.
         compare: Sets known utilities beside the estimates.
         memory, review, report: As in `train` and `fit_and_save`.
@@ -476,7 +500,11 @@ def run(
     limit_threads()
     with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
         inspection = inspect(log, report=report)
-        prepare(log, folder / "prepared", valid=valid, test=test, bucket_bytes=memory.bucket_bytes, report=report)
+        verdict = inspection.verdict
+        if verdict.level == "not learnable" and not force:
+            raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
+        options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
+        prepare(log, folder / "prepared", valid=valid, test=test, **options)
         dataset = Dataset(folder / "prepared", memory=memory)
         fit, training = fit_and_save(dataset, config, folder / "model", review=review, report=report)
         seed = config.clicks.seed
@@ -485,6 +513,7 @@ def run(
         if compare is not None:
             document, reference = compare(evaluation, policies_to_evaluate([fit.model]), dataset, seed)
         document = {"model": training.name, "method": training.method, "why": training.why, **document}
+        document |= {"left_out": training.left_out} if training.left_out else {}
         report("writing the report", 0, None)
         by = "category" if "category" in log.schema.roles else "item_id"
         curves = click_curves_of(fit.clicks.model, log, by=by) if by in log.schema.roles else None
@@ -535,7 +564,7 @@ def evaluate(
     splits, found = _splits(split), [_ranking_model(model) for model in models]
     policies = [*named_policies(models, found), Random()]
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
-    with prepared(log, memory=memory, report=report) as dataset:
+    with prepared(log, policies=policies, memory=memory, report=report) as dataset:
         options["judges"] = judges_for(found, dataset, splits)
         return evaluate_policies(policies, dataset, splits=splits, **options)
 
@@ -578,7 +607,7 @@ def guard_levels(
             cannot evaluate a guard.
     """
     splits, policy, found = _splits(split), policy_to_guard(model, method), _ranking_model(model)
-    with prepared(log, memory=memory, report=options.get("report", silent)) as dataset:
+    with prepared(log, policies=[policy], memory=memory, report=options.get("report", silent)) as dataset:
         options["judges"] = judges_for([found], dataset, splits)
         return evaluate_guard(policy, dataset, kind=kind, levels=levels, splits=splits, **options)
 
@@ -614,8 +643,21 @@ def named_policies(sources: Sequence[Any], models: Sequence[RankingModel | Polic
 
 
 @contextmanager
-def prepared(log: AnyLog, *, memory: Memory = DEFAULT_MEMORY, report: Report = silent) -> Iterator[Dataset]:
-    """Open a log as a prepared dataset, which is removed afterwards unless it was prepared before."""
+def prepared(
+    log: AnyLog,
+    *,
+    keep: Collection[str] = (),
+    policies: Sequence[Policy] = (),
+    memory: Memory = DEFAULT_MEMORY,
+    report: Report = silent,
+) -> Iterator[Dataset]:
+    """Open a log as a prepared dataset, which is removed afterwards unless it was prepared before.
+
+    Args:
+        keep: As in `prepare`.
+        policies: Policies to evaluate on it; the features that they read are also kept.
+        memory, report: As in `evaluate`.
+    """
     if isinstance(log, Dataset):
         yield log
     elif is_path(log) and is_prepared(log):
@@ -623,7 +665,9 @@ def prepared(log: AnyLog, *, memory: Memory = DEFAULT_MEMORY, report: Report = s
     else:
         with tempfile.TemporaryDirectory(prefix="urank-") as name:
             folder, source = Path(name) / "prepared", log if isinstance(log, Log) else read(log)
-            prepare(source, folder, bucket_bytes=memory.bucket_bytes, report=report)
+            used = {column for policy in policies for column in policy.columns}
+            kept = [*keep, *(feature.name for feature in source.schema.features if feature.name in used)]
+            prepare(source, folder, keep=kept, bucket_bytes=memory.bucket_bytes, report=report)
             yield Dataset(folder, memory=memory)
 
 

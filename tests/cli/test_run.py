@@ -25,7 +25,7 @@ def urank(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    sizes = ("--queries", 150, "--features", 4, "--sessions", 4, "--valid", 0.2, "--test", 0.3)
+    sizes = ("--queries", 150, "--features", 4, "--sessions", 8, "--valid", 0.2, "--test", 0.3)
     assert urank("simulate", "-o", folder / "sim", *sizes, "-q").returncode == 0
     return folder
 
@@ -45,9 +45,62 @@ def test_the_whole_job(folder: Path) -> None:
     assert {policy["name"] for policy in told["policies"]} == {"logged", "match", "score", "ctr1", "random"}
     model = load_model(job / "model")
     assert told["method"] == model.method
+    assert "left_out" not in told
     assert (job / "prepared" / "schema.json").is_file()
     candidates = pl.read_parquet(sim / "truth" / "candidates.parquet")
     assert model.rank(candidates)["position"].max() == 10
+
+
+def with_outcomes(folder: Path) -> Path:
+    """The simulated log with two outcomes of the click."""
+    path = folder / "outcomes.parquet"
+    log = pl.read_parquet(folder / "sim" / "log.parquet").drop("relevance", "propensity")
+    log.with_columns(dwell=pl.col("click") * 7.5, bought=pl.col("click") == 1).write_parquet(path)
+    return path
+
+
+def test_outcomes_of_the_click_are_left_out_and_named_first(folder: Path, tmp_path: Path, command: Any) -> None:
+    flags = ("--click-model", "pbm", "--ranker", "none", "--keep", "bought")
+    done = command("run", with_outcomes(folder), "-o", tmp_path / "job", *flags)
+    assert done.code == 0, done.stderr
+    assert any("dwell" in line and "--keep NAME" in line for line in done.stdout.splitlines()[:4])
+    assert json.loads((tmp_path / "job" / "evaluation.json").read_text(encoding="utf-8"))["left_out"] == ["dwell"]
+    names = load_model(tmp_path / "job" / "model").clicks.featurizer.names
+    assert "bought" in names
+    assert "dwell" not in names
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"click": pl.lit(0)}, "nothing was ever clicked", "check the column that plays 'click'"),
+        ({"click": pl.lit(1)}, "everything was clicked", "also log the items that were shown and not clicked"),
+        (
+            {"item_id": pl.col("position")},
+            "every item was always shown at the same position",
+            "show a small share of the traffic in randomised order",
+        ),
+    ],
+)
+def test_a_log_that_is_not_learnable_is_refused(
+    folder: Path, tmp_path: Path, command: Any, change: dict[str, pl.Expr], reason: str, remedy: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    pl.read_parquet(folder / "sim" / "log.parquet").with_columns(**change).write_parquet(path)
+    refusal = command("run", path, "-o", tmp_path / "job").refusal
+    assert refusal.startswith(f"{path} is not learnable: {reason}; {remedy}")
+    assert refusal.endswith(", or go on with --force")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_force_goes_on_with_a_log_that_is_not_learnable(folder: Path, tmp_path: Path, command: Any) -> None:
+    path = tmp_path / "log.parquet"
+    log = pl.read_parquet(folder / "sim" / "log.parquet").with_columns(item_id=pl.col("position"))
+    log.drop("relevance", "propensity").write_parquet(path)
+    flags = ("--click-model", "pbm", "--ranker", "none", "--force")
+    done = command("run", path, "-o", tmp_path / "job", *flags)
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("The log is not learnable: every item was always shown at the same position.")
 
 
 def test_refusals_leave_nothing_behind(folder: Path, command: Any) -> None:
@@ -55,6 +108,7 @@ def test_refusals_leave_nothing_behind(folder: Path, command: Any) -> None:
         (("--truth", folder / "absent"), "no truth"),
         (("--ranker", "magic"), "ranker"),
         (("--column", "position=nowhere"), "has no column 'nowhere'"),
+        (("--keep", "nowhere"), "keep must name features; got 'nowhere'"),
     ):
         done = command("run", folder / "sim" / "log.parquet", "-o", folder / "refused", *flags)
         assert sentence in done.refusal

@@ -141,6 +141,27 @@ def test_what_is_in_the_way_is_told_before_the_training(folder: Path, tmp_path: 
     assert [path.name for path in taken.iterdir()] == ["notes.txt"]
 
 
+def test_outcomes_of_the_click_are_left_out_and_named_first(folder: Path, tmp_path: Path, command: Any) -> None:
+    log = tmp_path / "log.parquet"
+    simulated = pl.read_parquet(folder / "sim" / "log.parquet")
+    simulated.with_columns(dwell=pl.col("click") * 7.5, paid=pl.col("click") * 2).write_parquet(log)
+    (tmp_path / "quick.toml").write_text(QUICK)
+    flags = ("--config", tmp_path / "quick.toml", "--ranker", "none", "--no-onnx")
+    first = command("train", log, "-o", tmp_path / "model", *flags).stdout.splitlines()[0]
+    assert first.startswith("dwell, paid: known only after a click")
+    assert "--keep NAME" in first
+    assert not {"dwell", "paid"} & set(load_model(tmp_path / "model").clicks.featurizer.names)
+
+    prepared, kept = tmp_path / "prepared", tmp_path / "kept"
+    assert command("prepare", log, "-o", prepared, "--keep", "paid").stdout.splitlines()[0].startswith("dwell: known")
+    said = json.loads(command("train", prepared, "-o", kept, *flags, "--json").stdout)
+    assert said["left_out"] == ["dwell"]
+    assert "paid" in load_model(kept).clicks.featurizer.names
+    assert "--keep belongs to urank prepare" in command("train", prepared, "-o", kept, "--keep", "dwell").refusal
+    # What a model was trained with is there when it is evaluated on a raw log.
+    assert command("evaluate", kept, log, "--split", "all", "--json").code == 0
+
+
 def test_trees(folder: Path, tmp_path: Path, command: Any) -> None:
     said, manifest = train(command, folder, tmp_path / "model", "--ranker", "trees", "--method", "score")
     assert said["model"] == "trees on monotone"

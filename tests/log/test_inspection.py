@@ -13,7 +13,7 @@ from scipy import stats
 import urank
 from urank.errors import ConfigError, DataError
 from urank.log import identifiability, inspection
-from urank.log.identifiability import click_outcomes, heavy_tails, id_like, position_graph, ranges
+from urank.log.identifiability import ClickOutcomes, heavy_tails, id_like, position_graph, ranges
 from urank.log.inspection import Inspection, wilson_interval
 
 
@@ -86,6 +86,7 @@ def test_few_clicks_do_not_link() -> None:
     ("change", "sentence"),
     [
         ({"click": pl.lit(0)}, "not learnable: nothing was ever clicked"),
+        ({"click": pl.lit(1)}, "not learnable: everything was clicked"),
         (
             {"position": pl.lit(3), "query_id": pl.int_range(pl.len())},
             "not learnable: everything was shown at position 3",
@@ -94,7 +95,9 @@ def test_few_clicks_do_not_link() -> None:
 )
 def test_degenerate_logs(change: dict[str, pl.Expr], sentence: str) -> None:
     log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5)).with_columns(**change)
-    assert urank.inspect(urank.read(log)).verdict.sentence == sentence
+    verdict = urank.inspect(urank.read(log)).verdict
+    assert (verdict.level, verdict.sentence) == ("not learnable", sentence)
+    assert len(verdict.advice) == 1
 
 
 def test_without_item_ids_equal_features_are_the_same_item() -> None:
@@ -370,11 +373,68 @@ def test_columns_to_be_wary_of() -> None:
     )
     opened = urank.read(log)
     frame = opened.frame()
-    assert click_outcomes(frame, opened.schema) == ["booked", "paid"]
     assert id_like(frame, opened.schema) == ["shop_id"]
     assert list(heavy_tails(frame, opened.schema)) == ["price"]
-    advice = urank.inspect(opened).verdict.advice
-    assert "--drop booked --drop paid" in advice
+    found = urank.inspect(opened)
+    assert found.facts.outcomes == ["booked", "paid"]
+    assert any(warning.startswith("booked, paid: known only after a click") for warning in found.verdict.warnings)
+
+
+def outcomes(log: pl.DataFrame, *, batches: int = 1) -> list[str]:
+    opened = urank.read(log)
+    found = ClickOutcomes(opened.schema)
+    for part in opened.frame().iter_slices(-(-log.height // batches)):
+        found.add(part)
+    return found.names()
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.2, 0.7])
+@pytest.mark.parametrize(("batches", "order"), [(1, ""), (40, ""), (40, "clicks first"), (40, "clicks last")])
+def test_outcomes_of_every_kind(monkeypatch: pytest.MonkeyPatch, rate: float, batches: int, order: str) -> None:
+    """Whatever stands for "no click": missing, 0, both, a sentinel or a category; a few late clicks were not logged."""
+    monkeypatch.setattr(identifiability, "FIRST_ROWS", 700)
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=4000, rate=rate)
+    log = log.sort("click", descending=order == "clicks first") if order else log
+    clicked, value, even = pl.col("click") == 1, pl.col("x").abs() + 1, pl.col("item_id") % 2 == 0
+    late = pl.int_range(pl.len()) % 5003 == 5002
+    log = log.with_columns(
+        again=pl.col("click"),
+        skipped=1 - pl.col("click"),
+        missing=pl.when(clicked).then(value),
+        zero=pl.when(clicked | late).then(value).otherwise(0.0),
+        known=pl.when(clicked).then(pl.when(even).then(1).otherwise(0)),
+        both=pl.when(clicked).then(value).otherwise(pl.when(even).then(0.0)),
+        sentinel=pl.when(clicked).then(value).otherwise(-1.0),
+        flag=clicked & even,
+        state=pl.when(clicked).then(pl.lit("sold")).otherwise(pl.lit("none")),
+        clicked_at=pl.when(clicked).then(pl.lit("t") + pl.col("query_id").cast(pl.String)),
+    )
+    names = ["again", "skipped", "missing", "zero", "known", "both", "sentinel", "flag", "state", "clicked_at"]
+    assert sorted(outcomes(log, batches=batches)) == sorted(names)
+
+
+def test_strong_features_are_no_outcomes() -> None:
+    """Clicks follow from the features, up to nine in ten; rare, constant and empty features are no evidence."""
+    rng = np.random.default_rng(8)
+    log = make_log(lambda i: np.roll(np.arange(1, 6), i % 5), lists=4000)
+    strong = rng.random(log.height) < 0.1
+    chance = np.where(strong, 0.9, 0.02)
+    click = (rng.random(log.height) < chance).astype(int)
+    few = (np.cumsum(click) <= 20) & (click == 1)
+    log = log.with_columns(
+        click=pl.Series(click),
+        strong=pl.Series(strong.astype(float)),
+        brand=pl.Series(np.where(strong, "best", "other")),
+        known=pl.Series(np.where(strong, 1.0, np.nan)),
+        probability=pl.Series(chance),
+        few=pl.Series(few.astype(int)),
+        constant=pl.lit(3.0),
+        empty=pl.lit(None, dtype=pl.Float64),
+        embedding=pl.concat_arr(pl.Series(click), pl.Series(click)),
+        category=pl.Series(click.astype(str)),
+    )
+    assert outcomes(log) == outcomes(log, batches=7) == []
+    assert outcomes(log.with_columns(click=pl.lit(1))) == outcomes(log.with_columns(click=pl.lit(0))) == []
 
 
 def test_interventions_by_hand() -> None:

@@ -299,3 +299,31 @@ def test_only_what_urank_wrote_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other holds something else \(its schema.json is not urank's\)"):
         urank.prepare(urank.read(impressions(5)), other, overwrite=True)
     assert [path.name for path in other.iterdir()] == ["schema.json"]
+
+
+def test_outcomes_of_the_click_are_left_out(tmp_path: Path) -> None:
+    log = impressions(200).with_columns(
+        dwell=pl.col("click") * 3.5, bought=pl.when(pl.col("click") == 1).then(pl.lit("yes"))
+    )
+    opened = urank.read(log)
+    written = urank.prepare(opened, tmp_path / "default", bucket_bytes=20_000)
+    assert written["left_out"] == ["dwell", "bought"]
+    assert [feature["name"] for feature in written["features"]] == ["price", "brand"]
+    assert not {"dwell", "bought"} & set(read_back(tmp_path / "default").columns)
+    assert json.loads((tmp_path / "default" / "schema.json").read_text()) == written
+
+    kept = urank.prepare(opened, tmp_path / "kept", keep=["dwell"])
+    assert kept["left_out"] == ["bought"]
+    assert "dwell" in [feature["name"] for feature in kept["features"]]
+    assert "left_out" not in urank.prepare(opened, tmp_path / "both", keep=["dwell", "bought"])
+    with pytest.raises(ConfigError, match="keep must name features; got 'click', but the table has price, brand"):
+        urank.prepare(opened, tmp_path / "refused", keep=["click"])
+    assert not (tmp_path / "refused").exists()
+
+
+def test_of_the_hotel_log_bookings_are_left_out_and_nothing_else(data_dir: Path, tmp_path: Path) -> None:
+    columns = {"query_id": "srch_id", "click": "click_bool", "item_id": "prop_id"}
+    log = urank.read(data_dir / "expedia" / "searches.csv.gz", columns=columns)
+    written = urank.prepare(log, tmp_path / "prepared")
+    assert sorted(written["left_out"]) == ["booking_bool", "gross_bookings_usd"]
+    assert len(written["features"]) == len(log.schema.features) - 2

@@ -38,12 +38,14 @@ def test_the_same_lists_as_one_process_writes(
     log = small.simulation.log.with_columns(timestamp=pl.col("query_id").hash(seed=1) % 1000)
     if "positions" in settings:
         log = log.with_columns(click=pl.when(pl.col("position") <= 5).then("click").otherwise(0))
+    log = log.with_columns(dwell=pl.col("click") * 2.5)
     log.sample(fraction=1, shuffle=True, seed=1).write_parquet(tmp_path / "a.parquet")
     source = urank.read(tmp_path / "a.parquet")
     here = urank.prepare(source, tmp_path / "here", **settings)
     there = prepare_on_ray(source, tmp_path / "there", cluster, **settings)
     assert there["counts"] == here["counts"]
     assert there["split"] == here["split"]
+    assert there["left_out"] == here["left_out"] == ["dwell"]
     assert there["positions"] == here["positions"]
     for split in SPLITS:
         assert_frame_equal(lists_of(tmp_path / "there", split), lists_of(tmp_path / "here", split))

@@ -88,7 +88,8 @@ def evaluate_command(
     options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "config": config}
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
-    with printing.progress() as report, prepared(source, memory=limit, report=report) as dataset:
+    policies = policies_to_evaluate(models)
+    with printing.progress() as report, prepared(source, policies=policies, memory=limit, report=report) as dataset:
         if cluster is None:
             found = evaluate(models, dataset, report=report, **options)
         else:
@@ -97,7 +98,7 @@ def evaluate_command(
             found = evaluate_on_ray(models, absolute(log), cluster, memory=limit, report=report, **options)
         document, reference = found.to_dict(), None
         if compare is not None:
-            document, reference = compare(found, policies_to_evaluate(models), dataset, config.seed)
+            document, reference = compare(found, policies, dataset, config.seed)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
     if html is not None:
         write_evaluation(found, html, own, reference)
@@ -171,7 +172,7 @@ def guard_command(
         known = read_truth(truth)
     policy = policy_to_guard(model, None if method is None else method.value)
     options: dict[str, Any] = {"kind": kind.value, "levels": wanted, "split": split, "estimator": estimator}
-    with printing.progress() as report, prepared(source, memory=limit, report=report) as dataset:
+    with printing.progress() as report, prepared(source, policies=[policy], memory=limit, report=report) as dataset:
         found = guard_levels(policy, dataset, floor=floor, config=config, report=report, **options)
         document, reference = found.to_dict(), None
         if known is not None:

@@ -7,8 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from rich.console import Console
 
-from urank.cli.options import PLOTS, EngineOptions, Html, LogOptions, MemoryOption, Overwrite, PrintOptions, command
+from urank.cli.options import (
+    PLOTS,
+    EngineOptions,
+    Html,
+    Keep,
+    LogOptions,
+    MemoryOption,
+    Overwrite,
+    PrintOptions,
+    command,
+    print_left_out,
+)
 from urank.errors import ConfigError
 from urank.log.inspection import inspect
 from urank.log.prepare import prepare
@@ -92,6 +104,7 @@ def prepare_command(
         ),
     ] = None,
     columns: LogOptions = LogOptions(),
+    keep: Keep = None,
     memory: MemoryOption = "4GB",
     engine: EngineOptions = EngineOptions(),
     overwrite: Overwrite = False,
@@ -101,7 +114,7 @@ def prepare_command(
 
     The log has a row for each item shown: which query, at which position, clicked or not, and the item's features.
     It may be in any order and larger than memory. A log that breaks a rule is refused with the file and the row, and
-    nothing is left behind.
+    nothing is left behind. Columns that are outcomes of the click, such as bookings, are left out and named.
 
     Example: `urank prepare log.parquet -o prepared -c position=rank -c click=clicked`
     """
@@ -109,7 +122,7 @@ def prepare_command(
     source = columns.open(log)
     options: dict[str, Any] = {"split": split.value, "valid": valid, "test": test, "positions": positions}
     with printing.progress() as report:
-        options |= {"overwrite": overwrite, "report": report}
+        options |= {"keep": keep or (), "overwrite": overwrite, "report": report}
         if cluster is None:
             description = prepare(source, output, bucket_bytes=limit.bucket_bytes, **options)
         else:
@@ -126,7 +139,12 @@ def prepare_command(
         f"{description['positions']} positions, {kinds.count('numeric')} numeric and {kinds.count('categorical')} "
         f"categorical features, {f'{unseen:,} unseen candidates, ' if unseen else ''}written to {output}"
     )
-    printing.show(description, lambda console: console.print(terminal_table(table)), sentence)
+
+    def text(console: Console) -> None:
+        print_left_out(description.get("left_out", ()), console)
+        console.print(terminal_table(table))
+
+    printing.show(description, text, sentence)
 
 
 MOST_CATEGORIES = 12

@@ -198,6 +198,15 @@ PLOTS = "\nThe same with plots: {}"
 Floor = Annotated[float, typer.Option(min=0.0, max=1.0, help="Lower bound of the logged click probability in a ratio.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON, for machines, on standard output.")]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Feature to keep even if it looks like an outcome of the click, such as a booking or the dwell time. May "
+        "be repeated.",
+        show_default="outcomes are left out",
+    ),
+]
 MemoryOption = Annotated[
     str,
     typer.Option(
@@ -240,12 +249,14 @@ class LogOptions:
         columns = role_columns(self.column, _COLUMN)
         return read(source, columns=columns, categorical=self.categorical or (), drop=self.drop or ())
 
-    def source(self, log: str) -> Log | str:
+    def source(self, log: str, keep: Sequence[str] | None = None) -> Log | str:
         """Open a raw log; return the path of a prepared one, whose columns are already chosen."""
         if not is_prepared(log):
             return self.open(log)
         if self.column or self.categorical or self.drop:
             raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+        if keep:
+            raise ConfigError(f"{log} is prepared already: --keep belongs to urank prepare")
         return log
 
 
@@ -347,6 +358,14 @@ def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
             raise ConfigError(f"--column takes ROLE=NAME, as {example}; got '{entry}'")
         columns[role] = name
     return columns
+
+
+def print_left_out(names: Sequence[str], console: Console) -> None:
+    """Name the columns that were left out as outcomes of the click, if any."""
+    if names:
+        sentence = f"{', '.join(names)}: known only after a click, so left out of the features"
+        note = f"{sentence} (--keep NAME brings a column back).\n"
+        console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -12,12 +12,14 @@ from rich.console import Console
 from urank.cli.options import (
     EngineOptions,
     Html,
+    Keep,
     LogOptions,
     MemoryOption,
     Overwrite,
     PrintOptions,
     Truth,
     command,
+    print_left_out,
     refuse_url,
 )
 from urank.config import deep_merge, read_toml, validate
@@ -60,6 +62,8 @@ def run_command(
     valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that stop and choose.")] = 0.1,
     test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for evaluation.")] = 0.1,
     columns: LogOptions = LogOptions(),
+    keep: Keep = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on even if the log is not learnable.")] = False,
     memory: MemoryOption = "4GB",
     overwrite: Overwrite = False,
     printing: PrintOptions = PrintOptions(),
@@ -67,12 +71,14 @@ def run_command(
     """Do the whole job: inspect a log, prepare it, train a ranker, estimate what it would earn, and write one report.
 
     DIR then contains `prepared/`, `model/` (for `urank rank` and `urank.load_model`), `report.html` and
-    `evaluation.json`. It appears when everything is done.
+    `evaluation.json`. It appears when everything is done. A log that `urank inspect` finds not learnable is refused.
+    Columns that are outcomes of the click, such as bookings, are left out of the features and named.
 
     Example: `urank run log.parquet -o job -c position=rank`
     """
     checked = validate(UrankConfig, settings, "the model")
-    arguments: dict[str, Any] = {"valid": valid, "test": test, "overwrite": overwrite, "memory": Memory.parse(memory)}
+    arguments: dict[str, Any] = {"valid": valid, "test": test, "keep": keep or (), "force": force}
+    arguments |= {"overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
         from urank.lab.truth import compare_evaluation, review_fit
 
@@ -83,6 +89,7 @@ def run_command(
     def text(console: Console) -> None:
         verdict = f"The log is {found.inspection.verdict.sentence}.\n"
         console.print(verdict, highlight=False, soft_wrap=True, markup=False)
+        print_left_out(found.training.left_out, console)
         print_evaluation(found.evaluation, console, found.training.method, found.reference)
 
     printing.show(found.document, text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")
@@ -106,6 +113,7 @@ def train_command(
     html: Html = None,
     onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also write the model as ONNX graphs.")] = True,
     columns: LogOptions = LogOptions(),
+    keep: Keep = None,
     memory: MemoryOption = "4GB",
     engine: EngineOptions = EngineOptions(),
     checkpoints: Annotated[
@@ -126,7 +134,7 @@ def train_command(
 
     Train is learned from, valid stops, chooses and calibrates; test is only reported. A run that was killed resumes
     when the same command is given again. The model is a folder with a JSON manifest, weights and ONNX graphs that take
-    raw features.
+    raw features. Columns of a raw log that are outcomes of the click, such as bookings, are left out and named.
 
     Example: `urank train prepared -o model --click-model monotone --ensemble 3`
     """
@@ -148,9 +156,10 @@ def train_command(
         arguments["fit"] = partial(train_on_ray, cluster=cluster)
     with printing.progress() as report:
         trained = train(
-            columns.source(log),
+            columns.source(log, keep),
             checked,
             output,
+            keep=keep or (),
             checkpoints=None if checkpoints is None else absolute(checkpoints),
             onnx=onnx,
             overwrite=overwrite,
@@ -162,5 +171,10 @@ def train_command(
 
     if html is not None:
         write_fit(trained.quality, html)
+
+    def text(console: Console) -> None:
+        print_left_out(trained.left_out, console)
+        print_fit(trained.quality, console)
+
     sentence = f"\n{trained.sentence}. The model is in {output}"
-    printing.show(trained.to_dict(), lambda console: print_fit(trained.quality, console), sentence, *trained.warnings)
+    printing.show(trained.to_dict(), text, sentence, *trained.warnings)

@@ -107,6 +107,10 @@ class LogSchema:
         """Return the names of the features of one kind."""
         return [feature.name for feature in self.features if feature.kind == kind]
 
+    def without(self, names: Collection[str]) -> LogSchema:
+        """Return the schema without some of the features."""
+        return LogSchema(self.roles, tuple(feature for feature in self.features if feature.name not in names))
+
     @classmethod
     def infer(
         cls,

@@ -130,6 +130,7 @@ class Dataset:
         features = self.description["features"]
         self.numeric = [feature["name"] for feature in features if feature["kind"] == "numeric"]
         self.categorical = [feature["name"] for feature in features if feature["kind"] == "categorical"]
+        self.left_out: list[str] = self.description.get("left_out", [])
 
     @property
     def features(self) -> list[str]:

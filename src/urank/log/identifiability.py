@@ -30,6 +30,13 @@ MAX_COLUMNS = 500
 MAX_WORK = 200_000 * 256**2
 BLOCK_CELLS = 4_000_000
 
+FIRST_UNCLICKED, FIRST_ROWS = 1_000, 100_000
+"""The usual value of a feature is determined by this many rows without a click, or fewer if that takes more rows."""
+MIN_UNCLICKED = 50
+MAX_UNCLICKED = 0.02
+"""A feature is an outcome of the click if rows with an unusual value of it would lack a click `MIN_UNCLICKED` times or
+more at the overall click rate, but do so at most this share of that."""
+
 _MAX_CATEGORIES = 10
 _ID_NAME = re.compile(r"(^|_)(id|code|key)$", re.IGNORECASE)
 
@@ -221,18 +228,78 @@ def _within(matrix: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[
     return np.where(known, filled - means[list_ids(offsets)], 0.0)
 
 
-def click_outcomes(rows: pl.DataFrame, schema: LogSchema) -> list[str]:
-    """Return features that are hardly ever present, or nonzero, without a click: outcomes of the click, not causes."""
-    click = rows["click"].to_numpy().astype(bool)
-    rate = click.mean()
-    found = []
-    for name in schema.named("numeric"):
-        x = rows[name].to_numpy()
-        for present in (~np.isnan(x), ~np.isnan(x) & (x != 0)):
-            if present.sum() >= 10 and rate < 0.5 and click[present].mean() > 0.98:
-                found.append(name)
-                break
-    return found
+class ClickOutcomes:
+    """Find the features that are outcomes of the click, in one pass over a log.
+
+    Without a click, an outcome practically always has its usual value, such as missing, 0 or false. A cause of clicks,
+    however strong, also has unusual values where nobody clicked. The usual value is determined by the first rows.
+    Elements of fixed-size lists, and columns that also play a role, are not considered.
+    """
+
+    def __init__(self, schema: LogSchema) -> None:
+        roles = set(schema.roles.values())
+        named = [each for each in schema.features if each.place is None and each.column not in roles]
+        self._kinds = {feature.name: feature.kind for feature in named}
+        self._first: list[pl.DataFrame] = []
+        self._unusual: dict[str, pl.Expr] | None = None  # None until there are enough rows
+        self._counts: dict[str, NDArray[np.int64]] = {}
+        self._rows = np.zeros(2, dtype=np.int64)  # all rows and those without a click, as in the counts
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add a batch in canonical form."""
+        if self._unusual is not None:
+            self._count(frame)
+            return
+        full = sum(part.height for part in self._first) >= FIRST_ROWS
+        if full and frame["click"].min() == 1:  # clicks come first: there is no more to learn from them
+            return
+        self._first.append(frame.select("click", *self._kinds))
+        if full or sum((part["click"] == 0).sum() for part in self._first) >= FIRST_UNCLICKED:
+            self._look()
+
+    def names(self) -> list[str]:
+        """Return the outcomes among the features of the rows so far."""
+        if self._unusual is None and self._first:
+            self._look()
+        return [
+            name
+            for name, (_, unclicked) in self._counts.items()
+            if self._expected(name) >= max(MIN_UNCLICKED, unclicked / MAX_UNCLICKED)
+        ]
+
+    def _look(self) -> None:
+        """Determine the usual values by the first rows, and count these."""
+        rows, self._first = pl.concat(self._first), []
+        unclicked = rows.filter(pl.col("click") == 0)
+        self._unusual = {}
+        for name, kind in self._kinds.items():
+            known = pl.col(name).is_not_null() if kind == "categorical" else pl.col(name).is_not_nan()
+            values = unclicked.filter(known)[name]
+            if len(values) > MAX_UNCLICKED * unclicked.height:
+                # The median of numbers is as good as the mode, which takes longer: an outcome hardly has another value.
+                usual = values.mode().min() if kind == "categorical" else values.quantile(0.5, "lower")
+                known &= pl.col(name) != usual
+            self._unusual[name] = known
+        self._counts = {name: np.zeros(2, dtype=np.int64) for name in self._unusual}
+        self._count(rows)
+
+    def _count(self, frame: pl.DataFrame) -> None:
+        """Count unusual values; features that often have them without a click need no more counting."""
+        parts = frame, frame.filter(pl.col("click") == 0)
+        self._rows += [part.height for part in parts]
+        if not self._unusual:
+            return
+        sums = [expr.sum().alias(name) for name, expr in self._unusual.items()]
+        counts = np.array([part.select(sums).row(0) for part in parts]).T
+        for name, found in zip(self._unusual, counts, strict=True):
+            self._counts[name] += found
+            if self._counts[name][1] > self._expected(name) / 2 >= MIN_UNCLICKED / 2:
+                del self._counts[name]
+        self._unusual = {name: expr for name, expr in self._unusual.items() if name in self._counts}
+
+    def _expected(self, name: str) -> float:
+        """Return how many of the unusual values would be without a click if the two were unrelated."""
+        return float(self._counts[name][0] * self._rows[1] / self._rows[0])
 
 
 def heavy_tails(rows: pl.DataFrame, schema: LogSchema) -> dict[str, tuple[float, float]]:

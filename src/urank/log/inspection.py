@@ -17,9 +17,9 @@ from urank.log.dataset import shown_positions
 from urank.log.identifiability import (
     MAX_SHARED,
     MIN_CLICKS,
+    ClickOutcomes,
     Confounding,
     PositionGraph,
-    click_outcomes,
     heavy_tails,
     id_like,
     position_confounding,
@@ -70,6 +70,7 @@ class Facts:
             position 1, with gaps between the first and the last position.
         curve, by_policy, by_category: Click rate by position, overall and for the largest groups.
         missing: Feature -> share of rows in which it is missing, if that ever happens.
+        outcomes: Features that are outcomes of the click.
         same_query_moves: How often an item was seen at two positions of one query.
     """
 
@@ -161,7 +162,7 @@ def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = sile
     alike = counters.alike()
     distinguishable = counters.has_item_ids or alike <= MAX_ALIKE
     graph = _position_graph(counters, cells, randomised, distinguishable=distinguishable)
-    after_click = click_outcomes(sample, log.schema)
+    after_click = counters.outcomes.names()
     largest = _largest(cells, "policy") if "policy" in cells.columns else []
     by_list = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
 
@@ -371,6 +372,7 @@ class _Counters:
         self._sample = _KeySample(LIST, min(SAMPLE_ROWS, in_memory))
         self._pairs = _GroupedSums([ITEM, "position"], PAIR_ROWS, MIN_ITEMS, clicks="sum")
         self._moves = _GroupedSums([_MOVE], PAIR_ROWS, top="min", bottom="max")
+        self.outcomes = ClickOutcomes(schema)
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add a batch in canonical form."""
@@ -397,6 +399,7 @@ class _Counters:
         missing += [pl.col(name).null_count() for name in self.schema.named("categorical")]
         self._missing.append(frame.select(missing))
         self._sample.add(frame)
+        self.outcomes.add(frame)
         if self._has_items:
             self._pairs.add(frame.group_by(ITEM, "position").agg(clicks))
             move = pl.Series(_MOVE, _paired(frame[ITEM].to_numpy(), queries))
@@ -478,7 +481,11 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
     graph, curve = facts.interventions, facts.curve
     if facts.clicks == 0:
         advice = ["check the column that plays 'click' (--column click=NAME)"]
-        return "not learnable", "nothing was ever clicked", [], advice
+        return "not learnable", "nothing was ever clicked", [f"none of the {facts.rows:,} rows has a click"], advice
+    if facts.clicks == facts.rows:
+        reason = f"all {facts.rows:,} rows have a click, so there is nothing to compare them with"
+        advice = ["also log the items that were shown and not clicked, with click = 0"]
+        return "not learnable", "everything was clicked", [reason], advice
     if len(curve.position) == 1:
         advice = ["check the column that plays 'position' (--column position=NAME)"]
         return "not learnable", f"everything was shown at position {curve.position[0]}", [], advice
@@ -545,8 +552,9 @@ def _list_warnings(facts: Facts) -> Iterator[tuple[str, str | None]]:
 def _feature_warnings(facts: Facts) -> Iterator[tuple[str, str | None]]:
     if facts.outcomes:
         yield (
-            f"{', '.join(facts.outcomes)}: known only after a click, so a model must not see them",
-            " ".join(f"--drop {name}" for name in facts.outcomes),
+            f"{', '.join(facts.outcomes)}: known only after a click, so left out of the features unless kept by "
+            "--keep NAME",
+            None,
         )
     if facts.id_like:
         yield (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,8 +21,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.columns import QUERY, ROW, SESSION, LogSchema
+from urank.log.columns import QUERY, ROW, SESSION, LogSchema, join_names
 from urank.log.dataset import PREPARED_VERSION, one_array, shown_positions
+from urank.log.identifiability import ClickOutcomes
 from urank.log.ragged import offsets_of_runs
 from urank.log.reader import Log
 from urank.log.splits import SPLITS, check_shares, split_by_hash, split_by_time, stable_hash
@@ -53,11 +54,14 @@ def prepare(
     valid: float = 0.1,
     test: float = 0.1,
     positions: int | None = None,
+    keep: Collection[str] = (),
     overwrite: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
     report: Report = silent,
 ) -> dict[str, Any]:
     """Write the prepared dataset and return its `schema.json` as a dictionary.
+
+    Features that are outcomes of the click (see `ClickOutcomes`) are left out and named in `left_out`.
 
     Args:
         log: The log, opened by `urank.read`.
@@ -68,16 +72,18 @@ def prepare(
         positions: K; items further down are candidates that nobody saw. A ranker learns to order them, too; a click
             model does not learn from them. If None, all items were shown or, if the log is a folder written by
             `prepare`, those that were shown there.
+        keep: Features to keep even if they look like outcomes of the click.
         overwrite: Replace the folder if it exists.
         bucket_bytes: Approximate bytes of the log held in memory at once.
         report: Progress callback.
     """
-    last = validate_arguments(log, folder, split, valid, test, positions)
+    last = validate_arguments(log, folder, split, valid, test, positions, keep)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
         # Buckets go into the target, which has room, or to a local folder if the target is remote.
         scratch = tempfile.TemporaryDirectory(prefix="urank-") if is_remote(target) else nullcontext(target)
         with scratch as place, Buckets(Path(place) / "_buckets", log.row_bytes, bucket_bytes, log.size) as buckets:
             times: list[pl.DataFrame] = []
+            outcomes = ClickOutcomes(log.schema.without(keep))
             for frame, done in prefetch(log.batches()):
                 if last is not None:
                     refuse_unseen_clicks(log, frame, last)
@@ -85,21 +91,29 @@ def prepare(
                 if split == "time":
                     times.append(hashed.group_by(QUERY).agg(pl.col("timestamp").max()))
                 buckets.add(hashed)
+                outcomes.add(hashed)
                 report("reading", done, log.size)
             rule, cuts = split_rule(split, valid, test, times)
-            summary = DatasetSummary(log.schema, last)
+            left_out = outcomes.names()
+            summary = DatasetSummary(log.schema.without(left_out), last)
             with ThreadPoolExecutor(max_workers=1) as background:
                 writers = {name: SplitWriter(target / name, background) for name in SPLITS}
                 for number, bucket in enumerate(prefetch(buckets)):
-                    write_bucket(log, bucket, rule, writers, summary)
+                    write_bucket(log, bucket.drop(left_out), rule, writers, summary)
                     report("writing", number + 1, len(buckets))
                 for writer in writers.values():
                     writer.close()
-        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts}, left_out)
 
 
 def validate_arguments(
-    log: Log, folder: str | Path, split: str, valid: float, test: float, positions: int | None
+    log: Log,
+    folder: str | Path,
+    split: str,
+    valid: float,
+    test: float,
+    positions: int | None,
+    keep: Collection[str],
 ) -> int | None:
     """Refuse invalid arguments of `prepare`; return the last position that was shown, None if all were."""
     check_shares(valid, test)
@@ -111,6 +125,10 @@ def validate_arguments(
         raise ConfigError(f"split must be 'hash' or 'time'; got {split!r}")
     if split == "time" and "timestamp" not in log.schema.roles:
         raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
+    features = [feature.name for feature in log.schema.features]
+    for name in keep:
+        if name not in features:
+            raise ConfigError(f"keep must name features; got '{name}', but {log.name} has {join_names(features)}")
     return positions if positions is not None else shown_positions(log.name)
 
 
@@ -498,12 +516,15 @@ def _combine_moments(parts: list[pl.DataFrame]) -> dict[str, dict[str, float | i
     return result
 
 
-def write_schema(target: Path, log: Log, summary: DatasetSummary, split: dict[str, Any]) -> dict[str, Any]:
+def write_schema(
+    target: Path, log: Log, summary: DatasetSummary, split: dict[str, Any], left_out: Sequence[str]
+) -> dict[str, Any]:
     """Write `schema.json`, which makes a folder a prepared log, and return its content."""
     if not summary.positions:
         raise DataError(f"positions must be at least the lowest position of {log.name}; got {summary.last}")
     kind = {"format": "urank prepared log", "version": PREPARED_VERSION}
     description = {**kind, "source": log.name, "split": split, **summary.to_dict()}
+    description |= {"left_out": list(left_out)} if left_out else {}
     text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
     (target / "schema.json").write_text(text + "\n", encoding="utf-8")
     return description

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ from urank.evaluation.policy_evaluation import Evaluation
 from urank.log import prepare
 from urank.log.columns import QUERY
 from urank.log.dataset import Dataset
+from urank.log.identifiability import ClickOutcomes
 from urank.log.prepare import DatasetSummary, SplitRule, SplitWriter
 from urank.log.reader import PARQUET, Log, find_files
 from urank.log.splits import SPLITS, stable_hash
@@ -59,6 +62,9 @@ def model_from_files(files: Mapping[str, bytes]) -> RankingModel:
 
 GROUP = "__group"
 """Column with the group of a row."""
+
+FILES_READ = 8
+"""Files of a log, evenly spaced, in which the outcomes of the click are looked for."""
 
 PACKED = 4
 """Ratio of the size of rows in memory to that in Parquet files, roughly."""
@@ -130,6 +136,7 @@ def prepare_on_ray(
     valid: float = 0.1,
     test: float = 0.1,
     positions: int | None = None,
+    keep: Collection[str] = (),
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -137,15 +144,18 @@ def prepare_on_ray(
     """Write the prepared dataset, as `urank.prepare` does, and return its `schema.json` as a dictionary.
 
     The lists are those of `urank.prepare`, in other files: one or more for each bucket of queries. The log itself is
-    passed between tasks, so the object store, or the disk it spills to, must have room for it.
+    passed between tasks, so the object store, or the disk it spills to, must have room for it. Outcomes of the click
+    are detected on the first batches of some files.
 
     Args:
         log: A log opened by `urank.read`, in files that every worker can read.
         folder: Where to write, reachable by every worker; at a URL it is complete when `schema.json` exists.
-        split, valid, test, positions, overwrite: As in `urank.prepare`.
+        split, valid, test, positions, keep, overwrite: As in `urank.prepare`.
         memory: Memory budget of each task.
     """
-    last = prepare.validate_arguments(log, folder, split, valid, test, positions)
+    last = prepare.validate_arguments(log, folder, split, valid, test, positions, keep)
+    left_out = _outcomes(log, keep)
+    log = replace(log, schema=log.schema.without(left_out))
     rows = max(1, memory.bucket_bytes // log.row_bytes)
     buckets = max(8, 4 * cluster.workers, int(PACKED * log.size / log.row_bytes / rows))
     with connected(cluster), new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
@@ -172,7 +182,17 @@ def prepare_on_ray(
         if not files:
             raise log.empty_error()
         refuse_lost_files(target, files)
-        return prepare.write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts})
+        shares = {"by": split, "valid": valid, "test": test, **cuts}
+        return prepare.write_schema(target, log, summary, shares, left_out)
+
+
+def _outcomes(log: Log, keep: Collection[str]) -> list[str]:
+    """Detect outcomes of the click, except those to keep, on the first batch of up to `FILES_READ` files."""
+    found = ClickOutcomes(log.schema.without(keep))
+    for number in np.linspace(0, log.files - 1, min(log.files, FILES_READ)).astype(int).tolist():
+        for frame, _done in islice(log.batches(only=[number]), 1):
+            found.add(frame)
+    return found.names()
 
 
 def _read(batch: Mapping[str, Any], log: Log, last: int | None, buckets: int, **_: Any) -> Iterator[pa.Table]:
