@@ -12,7 +12,7 @@ errors in units of the mean value) and `cascade`, whom the model cannot describe
 1,000 queries.
 
 - error: root mean square of estimated minus true differences to the logged order, in clicks per list;
-- rank correlation: Spearman's ρ between estimated and true utilities of all orders, the mean over logs, and Kendall's τ;
+- rank correlation: Spearman's ρ of estimated and true utilities of all orders, the mean over logs, and Kendall's τ;
 - coverage: of 95 % intervals of differences to the logged order, of match − ctr1, and of utilities;
 - sign: of match − score, where the true difference is at least 0.002; significantly wrong: |z| > 1.96 the other way;
 - width: mean width of the intervals of differences, over that of Eq. 3 by the same networks.

@@ -60,7 +60,7 @@ from urank.ranking.urank_network import RankerConfig, fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
-from urank.report.evaluation_report import ReferenceValues
+from urank.report.evaluation_report import ReferenceValues, evaluation_headline
 from urank.report.run_report import write_run
 from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
@@ -104,6 +104,7 @@ class Training:
 
     Attributes:
         left_out: Columns that are not features because they are outcomes of the click.
+        headline: What the ranking would change, estimated on the validation split; None if it was not.
     """
 
     quality: FitReport
@@ -113,6 +114,7 @@ class Training:
     rounds: dict[str, list[dict[str, float]]]
     warnings: list[str]
     left_out: list[str]
+    headline: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -121,7 +123,8 @@ class Training:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        about = {"model": self.name, "method": self.method, "why": self.why, "rounds": to_jsonable(self.rounds)}
+        about: dict[str, Any] = {"model": self.name, "method": self.method, "why": self.why, "headline": self.headline}
+        about["rounds"] = to_jsonable(self.rounds)
         left_out = {"left_out": self.left_out} if self.left_out else {}
         return {**self.quality.to_dict(), **about, "warnings": self.warnings, **left_out}
 
@@ -407,7 +410,8 @@ def fit_and_save(
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
     warnings = _sampled_trees(dataset, config, fit.model.clicks.featurizer.width)
     names = fit.model.name, fit.model.method, fit.why
-    return fit, Training(measured, *names, fit.rounds, warnings, dataset.left_out)
+    headline = None if fit.choice is None else evaluation_headline(fit.choice, fit.model.method)
+    return fit, Training(measured, *names, fit.rounds, warnings, dataset.left_out, headline)
 
 
 def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list[str]:
@@ -546,6 +550,7 @@ def evaluate(
     estimator: str = "auto",
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
+    randomised: str | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> Evaluation:
@@ -558,12 +563,14 @@ def evaluate(
         estimator: `auto` is `refit`; see `urank.evaluation.refit` and `urank.evaluation.estimators`.
         floor: Lower bound of a logged click probability.
         config: Seed of the evaluation, and settings of its judges for a model without any.
+        randomised: `"COLUMN=VALUE"` that marks lists in random order, which are also evaluated on their own.
         memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
         report: Progress callback.
     """
     splits, found = _splits(split), [_ranking_model(model) for model in models]
     policies = [*named_policies(models, found), Random()]
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
+    options["randomised"] = randomised
     with prepared(log, policies=policies, memory=memory, report=report) as dataset:
         options["judges"] = judges_for(found, dataset, splits)
         return evaluate_policies(policies, dataset, splits=splits, **options)

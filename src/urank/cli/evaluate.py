@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from urank.cli.options import (
+    NEXT_STEPS,
     PLOTS,
     EngineOptions,
     Floor,
@@ -59,6 +61,14 @@ def evaluate_command(
         ),
     ] = "auto",
     floor: Floor = 0.01,
+    randomised: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Marks lists that were shown in random order. They are also evaluated on their own, by the position "
+            "curve of their clicks, after a test of whether they really are random.",
+        ),
+    ] = None,
     truth: Truth = None,
     html: Html = None,
     columns: LogOptions = LogOptions(),
@@ -86,6 +96,8 @@ def evaluate_command(
         compare = compare_evaluation(truth)
     config, limit = validate(CrossfitConfig, settings, "the evaluation"), Memory.parse(memory)
     options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "config": config}
+    if randomised is not None:
+        options["randomised"] = randomised
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
     policies = policies_to_evaluate(models)
@@ -103,7 +115,12 @@ def evaluate_command(
     if html is not None:
         write_evaluation(found, html, own, reference)
     notes = [PLOTS.format(html)] if html is not None else []
-    printing.show(document, lambda console: print_evaluation(found, console, own, reference), *notes)
+    steps = NEXT_STEPS.format(f"{models[0]} {log}")
+
+    def text(console: Console) -> None:
+        print_evaluation(found, console, own, reference, next_steps=steps if len(models) == 1 else None)
+
+    printing.show(document, text, *notes)
 
 
 class GuardKindName(StrEnum):

@@ -19,7 +19,8 @@ from urank.cli.options import (
     Overwrite,
     PrintOptions,
     command,
-    print_left_out,
+    left_out_notes,
+    print_notes,
 )
 from urank.errors import ConfigError
 from urank.log.inspection import inspect
@@ -141,7 +142,7 @@ def prepare_command(
     )
 
     def text(console: Console) -> None:
-        print_left_out(description.get("left_out", ()), console)
+        print_notes(left_out_notes(description.get("left_out", ())), console)
         console.print(terminal_table(table))
 
     printing.show(description, text, sentence)

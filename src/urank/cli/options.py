@@ -193,6 +193,7 @@ def column_option(roles: Mapping[str, str], example: str) -> Any:
 
 _COLUMN = "position=rank"
 
+NEXT_STEPS = "Next: `urank guard {}` for a safe first launch, `urank abtest plan` for a test on live traffic."
 PLOTS = "\nThe same with plots: {}"
 
 Floor = Annotated[float, typer.Option(min=0.0, max=1.0, help="Lower bound of the logged click probability in a ratio.")]
@@ -360,11 +361,17 @@ def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
     return columns
 
 
-def print_left_out(names: Sequence[str], console: Console) -> None:
-    """Name the columns that were left out as outcomes of the click, if any."""
-    if names:
-        sentence = f"{', '.join(names)}: known only after a click, so left out of the features"
-        note = f"{sentence} (--keep NAME brings a column back).\n"
+def left_out_notes(names: Sequence[str]) -> list[str]:
+    """Return a sentence that names the columns that were left out as outcomes of the click; none without any."""
+    if not names:
+        return []
+    sentence = f"{', '.join(names)}: known only after a click, so left out of the features"
+    return [f"{sentence} (--keep NAME brings a column back)."]
+
+
+def print_notes(notes: Sequence[str], console: Console) -> None:
+    """Print sentences followed by an empty line; nothing without any."""
+    for note in (*notes, *([""] if notes else [])):
         console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 

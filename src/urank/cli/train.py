@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from urank.cli.options import (
+    NEXT_STEPS,
     EngineOptions,
     Html,
     Keep,
@@ -19,7 +20,8 @@ from urank.cli.options import (
     PrintOptions,
     Truth,
     command,
-    print_left_out,
+    left_out_notes,
+    print_notes,
     refuse_url,
 )
 from urank.config import deep_merge, read_toml, validate
@@ -87,10 +89,10 @@ def run_command(
         found = run(columns.open(log), checked, output, report=report, **arguments)
 
     def text(console: Console) -> None:
-        verdict = f"The log is {found.inspection.verdict.sentence}.\n"
-        console.print(verdict, highlight=False, soft_wrap=True, markup=False)
-        print_left_out(found.training.left_out, console)
-        print_evaluation(found.evaluation, console, found.training.method, found.reference)
+        notes = [*left_out_notes(found.training.left_out), f"The log is {found.inspection.verdict.sentence}."]
+        steps = NEXT_STEPS.format(f"{output / 'model'} {output / 'prepared'}")
+        options: dict[str, Any] = {"notes": notes, "next_steps": steps}
+        print_evaluation(found.evaluation, console, found.training.method, found.reference, **options)
 
     printing.show(found.document, text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")
 
@@ -173,7 +175,8 @@ def train_command(
         write_fit(trained.quality, html)
 
     def text(console: Console) -> None:
-        print_left_out(trained.left_out, console)
+        first = [] if trained.headline is None else [trained.headline]
+        print_notes([*first, *left_out_notes(trained.left_out)], console)
         print_fit(trained.quality, console)
 
     sentence = f"\n{trained.sentence}. The model is in {output}"

@@ -198,8 +198,8 @@ def add_model_variance(found: IntervalT, variance: float, cuts: int, level: floa
 
 
 INFLATION = 1.2
-"""κ: the factor of the standard errors of refitted estimates, for what both networks miss alike. It is empirical, chosen
-on 48 simulated logs outside the benchmark (`benchmarks judge --seed 500 --logs 6`)."""
+"""κ: the factor of the standard errors of refitted estimates, for what both networks miss alike. It is empirical,
+chosen on 48 simulated logs outside the benchmark (`benchmarks judge --seed 500 --logs 6`)."""
 
 
 def refitted_interval(values: NDArray[np.float64], by_model: NDArray[np.float64], level: float = 0.95) -> Comparison:

@@ -15,6 +15,7 @@ from math import isfinite, nan
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import norm
 
@@ -37,6 +38,8 @@ from urank.evaluation.estimators import (
     needs_propensity,
     query_values,
 )
+from urank.evaluation.independence import IndependenceTest, independence_test
+from urank.evaluation.randomised_lists import RandomisedEvaluation, RandomisedLists, evaluate_randomised
 from urank.evaluation.refit import HeldOut, Refitted, refit
 from urank.learning.features import Inputs
 from urank.log.dataset import Block, Dataset, sample_to_fit
@@ -86,6 +89,8 @@ class Evaluation:
     specification: Specification  # the calibration test of these models
     floor: float  # lower bound of a logged click probability in a ratio
     all_rows: int  # rows of these splits; more than `rows` when only a sample of the queries fitted the memory
+    independence: IndependenceTest | None = None  # of clicks from the items above
+    randomised: RandomisedEvaluation | None = None  # on lists in random order, if some are marked as such
 
     def __getitem__(self, name: str) -> PolicyValue:
         found = {policy.name: policy for policy in self.policies}
@@ -122,8 +127,28 @@ class Evaluation:
             f"evaluated on a sample of the queries, {self.rows:,} of {self.all_rows:,} impressions, as many as fit "
             "into the memory (allow more with --memory)"
         ]
-        own = [f"{policy.name}: {sentence}" for policy in self.policies for sentence in policy.support.warnings]
-        return [*(sample if self.rows < self.all_rows else []), *self.specification.warnings, *own]
+        by_sentence: dict[str, list[str]] = {}
+        for policy in self.policies:
+            for sentence in policy.support.warnings:
+                by_sentence.setdefault(sentence, []).append(policy.name)
+        own = [f"{', '.join(names)}: {sentence}" for sentence, names in by_sentence.items()]
+        depends = self.independence is not None and not self.independence.independent
+        apart = [self.independence.sentence] if self.independence is not None and depends else []
+        return [*(sample if self.rows < self.all_rows else []), *self.specification.warnings, *apart, *own]
+
+    @property
+    def alarms(self) -> list[str]:
+        """Signs that the estimates are wrong, a clause each."""
+        found = []
+        for policy in self.policies[1:]:
+            if policy.name == "random" and policy.difference is not None and policy.difference.low > 0:
+                found.append("a random order seems to earn more than the logged one")
+            chosen = policy.estimates[self.estimator]
+            for name in ("self_normalised", "doubly_robust", "ips", "snips"):
+                other = policy.estimates.get(name, chosen)
+                if other.low > chosen.high or other.high < chosen.low:
+                    found.append(f"the estimators {self.estimator} and {name} contradict each other on {policy.name}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -132,6 +157,9 @@ class Evaluation:
             **{name: getattr(self, name) for name in names},
             "specification": to_jsonable(asdict(self.specification)),
             "warnings": self.warnings,
+            "alarms": self.alarms,
+            "independence": None if self.independence is None else to_jsonable(asdict(self.independence)),
+            "randomised": None if self.randomised is None else to_jsonable(asdict(self.randomised)),
             "policies": [policy.to_dict() for policy in self.policies],
         }
 
@@ -143,6 +171,7 @@ class EvaluationOptions(TypedDict, total=False):
     floor: float
     config: CrossfitConfig | None
     judges: Sequence[ClickModel]
+    randomised: str | None
     report: Report
 
 
@@ -156,6 +185,7 @@ def evaluate_policies(
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
     judges: Sequence[ClickModel] = (),
+    randomised: str | None = None,
     report: Report = silent,
 ) -> Evaluation:
     """Estimate the expected utility of policies from a log.
@@ -170,6 +200,7 @@ def evaluate_policies(
         floor: lower bound of a logged click probability in a ratio.
         config: settings of the judges, for a log without any, and the seed.
         judges: two networks that were trained on other queries; by default they are trained on halves of these splits.
+        randomised: "COLUMN=VALUE" that marks lists in random order, which are also evaluated on their own.
         report: Progress callback.
     """
     has_propensity = dataset.has("propensity")
@@ -190,7 +221,9 @@ def evaluate_policies(
     cuts = _judges(dataset, splits, judges, config, report)
     totals, calibration = QueryTotals(places), CalibrationTest(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
-    columns = dict.fromkeys([*dataset.features, *(name for policy in policies for name in policy.columns), *roles])
+    marks = [] if randomised is None else [_marking_column(randomised, dataset)]
+    read = [*dataset.features, *(name for policy in policies for name in policy.columns), *roles, *marks]
+    columns = dict.fromkeys(read)
     blocks: list[Block] = []
     orders: list[list[NDArray[np.int64]]] = []
     rows, all_own = 0, sum(dataset.rows(split) for split in splits)
@@ -211,6 +244,8 @@ def evaluate_policies(
         report("evaluating", totals.rows * distributed.size(), all_own)
     totals.done()
     totals.refitted = found
+    names = [policy.name for policy in evaluated]
+    on_random = None if randomised is None else _on_random_lists(blocks, orders, names, randomised, dataset)
     usable = [name for name in ESTIMATORS if has_propensity or not needs_propensity(name)]
     return Evaluation(
         policies=[_policy_value(totals, n, policy.name, chosen, usable, config) for n, policy in enumerate(evaluated)],
@@ -224,7 +259,80 @@ def evaluate_policies(
         specification=calibration.result(),
         floor=floor,
         all_rows=all_rows,
+        independence=_independence(blocks, np.mean(found.tables, axis=0), K),
+        randomised=on_random,
     )
+
+
+def _marking_column(randomised: str, dataset: Dataset) -> str:
+    """Return the column of "COLUMN=VALUE"; a ConfigError if the log does not have it."""
+    column, equals, _ = randomised.partition("=")
+    known = [*dataset.features, *dataset.description["roles"]]
+    if not equals or column not in known or column in ("query_id", "session_id"):
+        raise ConfigError(f"randomised must be COLUMN=VALUE with a column of the log; got '{randomised}'")
+    if column in dataset.numeric and not _is_number(randomised.partition("=")[2]):
+        raise ConfigError(f"randomised must name a number, since {column} has numbers; got '{randomised}'")
+    return column
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _on_random_lists(
+    blocks: Sequence[Block],
+    orders: Sequence[Sequence[NDArray[np.int64]]],
+    names: Sequence[str],
+    randomised: str,
+    dataset: Dataset,
+) -> RandomisedEvaluation:
+    """Evaluate the policies on the lists that are marked as random; in a process group, on those of this worker."""
+    column, _, value = randomised.partition("=")
+    parts = []
+    for block, given in zip(blocks, orders, strict=True):
+        marks = pl.Series(block.items[column].combine_chunks()).gather(block.offsets[:-1])
+        marked = ((marks == float(value)) if marks.dtype.is_numeric() else (marks.cast(pl.String) == value)).to_numpy()
+        shown = block.column("position") <= dataset.positions
+        rows = np.repeat(marked, np.diff(block.offsets)) & shown
+        lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(marked))[marked]
+        parts.append((block, rows, lengths, block.query_hash[marked], given))
+    if not sum(len(lengths) for _, _, lengths, _, _ in parts):
+        raise DataError(f"no list of the evaluated splits has {randomised} (--randomised)")
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([block.column(name)[rows] for block, rows, *_ in parts])
+
+    lists = RandomisedLists(
+        position=joined("position"),
+        click=joined("click"),
+        offsets=np.append(0, np.cumsum(np.concatenate([lengths for _, _, lengths, _, _ in parts]))),
+        query=np.concatenate([queries for *_, queries, _ in parts]),
+        value=joined("value") if dataset.has("value") else None,
+    )
+    given_orders = {
+        name: np.concatenate([given[number][rows] for _, rows, _, _, given in parts])
+        for number, name in enumerate(names)
+        if number
+    }
+    return evaluate_randomised(lists, {name: joined(name) for name in dataset.numeric}, given_orders)
+
+
+def _independence(blocks: Sequence[Block], table: NDArray[np.float32], K: int) -> IndependenceTest:
+    """Test whether clicks depend on the items above; in a process group, on the lists of the first worker."""
+    position = np.concatenate([block.column("position") for block in blocks]).astype(np.int64)
+    shown = position <= K
+    lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
+    owner = np.repeat(np.arange(len(lengths)), lengths)[shown]
+    kept = np.bincount(owner, minlength=len(lengths))
+    query = np.concatenate([block.query_hash for block in blocks])[kept > 0]
+    click = np.concatenate([block.column("click") for block in blocks])[shown]
+    chance = table[np.flatnonzero(shown), position[shown] - 1].astype(np.float64)
+    offsets = np.append(0, np.cumsum(kept[kept > 0]))
+    return independence_test(chance, click, position[shown], offsets, query)
 
 
 def evaluation_sample(dataset: Dataset, splits: Sequence[str], bytes_per_query: int) -> Dataset:
@@ -355,7 +463,7 @@ def _policy_value(
     if number:
         baseline = totals.values(0, K, chosen)
         difference = _compared(chosen, values, baseline, by_model - totals.by_model(0, K, chosen))
-    found = support(totals.terms[number, K])
+    found = support(totals.terms[number, K], chosen)
     return PolicyValue(
         name=name,
         utility={place: estimate(place, chosen) for place in totals.places},
@@ -503,8 +611,11 @@ class Support:
     unseen: float = 0.0
 
 
-def support(terms: Terms) -> Support:
-    """Compute the support of a policy from terms with one entry for each query. Shares of nothing are NaN."""
+def support(terms: Terms, estimator: str = "ratio") -> Support:
+    """Compute the support of a policy from terms with one entry for each query, for an estimator.
+
+    Shares of nothing are NaN.
+    """
     placements = terms.placed.sum()
     effective_ips = coverage = coverage_error = None
     largest_query = _largest_share(terms.ratio.clicked)
@@ -525,14 +636,15 @@ def support(terms: Terms) -> Support:
         warnings=[],
         unseen=_share(terms.unseen.sum(), placements),
     )
-    return replace(found, warnings=list(_support_warnings(found)))
+    return replace(found, warnings=list(_support_warnings(found, weighted=estimator != REFIT)))
 
 
-def _support_warnings(found: Support) -> Iterator[str]:
+def _support_warnings(found: Support, *, weighted: bool) -> Iterator[str]:
+    """Warn of weak support; that of weights only if the estimator has any."""
     if found.placements == 0:
         yield "this policy gives no item a place"
         return
-    if found.coverage is None and found.as_logged < 0.2:
+    if weighted and found.coverage is None and found.as_logged < 0.2:
         yield (
             f"only {_percent(found.as_logged)} of this policy's placements are the logged ones and propensities are "
             "not known; the estimates rest on the click model"
@@ -550,7 +662,7 @@ def _support_warnings(found: Support) -> Iterator[str]:
                 f"the IPS weights add up to {_percent(found.coverage)} of this policy's placements; the logged "
                 "propensities are too low"
             )
-    if found.floored > 0.05:
+    if weighted and found.floored > 0.05:
         yield (
             f"{_percent(found.floored)} of this policy's placements have a logged click probability below the floor; "
             "the ratio estimate is too low"
@@ -558,18 +670,19 @@ def _support_warnings(found: Support) -> Iterator[str]:
     if found.unseen > 0.05:
         yield (
             f"{_percent(found.unseen)} of this policy's placements are items that the logged list did not show; only "
-            "the click model covers them, and the ratio estimate, which counts nothing for them, is too low"
+            "the click model covers them"
+            + (", and the ratio estimate, which counts nothing for them, is too low" if weighted else "")
         )
     # A fixed order meets a random one in 1/K of its placements, by design; more uneven than that is a warning.
     as_logged = round(found.as_logged * found.placements)
     sizes = {"ratio": (found.effective, found.placements), "IPS": (found.effective_ips, as_logged)}
-    for kind, (effective, whole) in sizes.items():
+    for kind, (effective, whole) in sizes.items() if weighted else ():
         if effective is not None and effective < max(100, 0.05 * whole):
             yield (
                 f"the {kind} weights of this policy's {found.placements:,} placements have an effective sample size of "
                 f"only {effective:,.0f}"
             )
-    if found.largest_query > 0.1:
+    if weighted and found.largest_query > 0.1:
         yield f"one query carries {_percent(found.largest_query)} of the estimate"
 
 

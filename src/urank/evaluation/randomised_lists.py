@@ -652,3 +652,45 @@ def _check_order(positions: NDArray[Any], lists: RandomisedLists) -> None:
         number = lists.lists[np.flatnonzero(wrong)[0]]
         length = lists.offsets[number + 1] - lists.offsets[number]
         raise ValueError(f"positions must be the ranks 1 to {length} of the items of list {number}, each once")
+
+
+@dataclass(frozen=True)
+class RandomisedEvaluation:
+    """What policies earn on lists that were shown in random order.
+
+    Attributes:
+        check: whether the lists are in random order; those that are ordered by a feature are left out.
+        lists, queries: how many remain.
+        utility: the value per list of each policy, by name; `as shown` is the order in which they were shown.
+        difference: the difference of each other policy to it, paired by query.
+    """
+
+    check: RandomisationCheck
+    lists: int
+    queries: int
+    utility: dict[str, Interval]
+    difference: dict[str, Comparison]
+
+
+def evaluate_randomised(
+    lists: RandomisedLists, features: Mapping[str, NDArray[Any]], orders: Mapping[str, NDArray[Any]]
+) -> RandomisedEvaluation:
+    """Check that lists are in random order, and estimate what policies earn on those that are.
+
+    Args:
+        lists: impressions of lists that are marked as random.
+        features: numeric features `[rows]` by name.
+        orders: the positions `[rows]` that each policy gives, by name.
+    """
+    check = check_randomisation(features, lists.position, lists.offsets)
+    rows = check.keep[lists.lists]
+    kept = lists.select(check.keep)
+    curve = fit_position_curve(kept)
+    return RandomisedEvaluation(
+        check=check,
+        lists=len(kept),
+        queries=len(np.unique(kept.query)),
+        utility={"as shown": estimate_policy(kept, None, curve)}
+        | {name: estimate_policy(kept, order[rows], curve) for name, order in orders.items()},
+        difference={name: compare_policies(kept, order[rows], None, curve) for name, order in orders.items()},
+    )

@@ -97,24 +97,38 @@ class ReferenceValues:
 
 
 def print_evaluation(
-    evaluation: Evaluation, console: Console, policy: str | None = None, reference: ReferenceValues | None = None
+    evaluation: Evaluation,
+    console: Console,
+    policy: str | None = None,
+    reference: ReferenceValues | None = None,
+    notes: Sequence[str] = (),
+    next_steps: str | None = None,
 ) -> None:
-    """Print the tables, the warnings and, last, the conclusion.
+    """Print the answer, the notes on it and the next steps, then the tables, then the warnings.
 
-    The conclusion is about the named policy, which is the one to be shipped: choosing the best would overstate it.
+    The answer is about the named policy, which is the one to be shipped: choosing the best would overstate it. Next
+    steps are printed only if it earns significantly more than the logged order.
     """
-    print_tables(console, [policy_table(evaluation, reference), estimator_table(evaluation)])
-    print_warnings(console, evaluation.warnings)
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
-    style = "bold" if subject is None else _STYLES[_significance(subject)]
-    console.print(Text(evaluation_sentence(evaluation, policy, reference), style=style))
+    style = "bold" if subject is None else _STYLES[-1 if evaluation.alarms else _significance(subject)]
+    console.print(Text(evaluation_headline(evaluation, policy), style=style))
+    gains = subject is not None and _significance(subject) > 0 and not evaluation.alarms
+    for note in (*notes, *([next_steps] if next_steps is not None and gains else [])):
+        console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console.print()
+    found = evaluation.randomised
+    tables = [policy_table(evaluation, reference), *([randomised_table(evaluation)] if found else [])]
+    print_tables(console, [*tables, estimator_table(evaluation)])
+    if found is not None:
+        console.print(Text(f"{_first_upper(found.check.sentence)}."))
+    print_warnings(console, evaluation.warnings)
 
 
 def write_evaluation(
     evaluation: Evaluation, path: str | Path, policy: str | None = None, reference: ReferenceValues | None = None
 ) -> None:
     """Write the page with the plots; its lead is about the named policy, or the best."""
-    lead = f"{evaluation_sentence(evaluation, policy, reference)}."
+    lead = evaluation_lead(evaluation, policy, reference)
     write_page(path, "Evaluation", lead, evaluation_sections(evaluation, reference), footer="urank evaluate")
 
 
@@ -135,6 +149,7 @@ def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | Non
     charts, table = _forest_charts(evaluation, reference), policy_table(evaluation, reference)
     sections = [
         Section("Policies side by side", charts=charts, tables=[table]),
+        randomised_section(evaluation),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
         Section("By cutoff", charts=[Chart(cutoffs_plot(evaluation), by_cutoff)]),
         Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
@@ -143,6 +158,35 @@ def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | Non
         Section("How these numbers are made", paragraphs=list(method_paragraphs(evaluation, reference))),
     ]
     return [section for section in sections if section is not None]
+
+
+def randomised_section(evaluation: Evaluation) -> Section | None:
+    """Return the section on lists in random order; None if there are none."""
+    found = evaluation.randomised
+    if found is None:
+        return None
+    about = (
+        "On lists that were shown in random order, the position curve is known up to a factor from their clicks alone, "
+        "and a policy earns, for each click, the curve at the item's new position relative to the mean of its list. "
+        f"This assumes one curve for all items. {_first_upper(found.check.sentence)}."
+    )
+    return Section("On lists in random order", paragraphs=[about], tables=[randomised_table(evaluation)])
+
+
+def randomised_table(evaluation: Evaluation) -> Table:
+    """Return what policies earn on lists in random order, beside that order."""
+    found = evaluation.randomised
+    assert found is not None  # noqa: S101 - checked by the callers
+    units, names = Units.of(found.utility["as shown"].mean), list(found.utility)
+    gains = [found.difference.get(name) for name in names]
+    return Table.of_columns(
+        {
+            f"{found.lists:,} random lists": names,
+            f"{evaluation.measure}@{evaluation.positions}": [units.amount(found.utility[name].mean) for name in names],
+            "vs shown": [UNKNOWN if gain is None else units.change(gain.mean) for gain in gains],
+            "95 % interval": [UNKNOWN if gain is None else units.changes(gain.low, gain.high) for gain in gains],
+        }
+    )
 
 
 def support_section(evaluation: Evaluation) -> Section:
@@ -166,12 +210,42 @@ def method_paragraphs(evaluation: Evaluation, reference: ReferenceValues | None 
         "so none of those profits from its own errors."
     )
     yield _INTERVALS
+    if evaluation.independence is not None:
+        yield f"Do clicks depend on the items around? {_first_upper(evaluation.independence.sentence)}."
     yield _LIMITS
     if reference is not None:
         yield reference.explanation
 
 
 # The conclusion
+
+
+def evaluation_headline(evaluation: Evaluation, policy: str | None = None) -> str:
+    """Return the answer in a sentence a person can act on: what a policy, by default the best, would change."""
+    subject = _best_policy(evaluation) if policy is None else evaluation[policy]
+    if subject is None or subject.difference is None or isnan(subject.difference.mean):
+        return f"{_first_upper(evaluation_sentence(evaluation, policy))}."
+    units, gain = evaluation_units(evaluation), subject.difference
+    size = f"{units.change(gain.mean)} {evaluation.measure}"
+    evidence = f"(95 % interval {units.changes(gain.low, gain.high)}), estimated on {_queries(evaluation)}"
+    headline = {
+        1: f"New ranking ({subject.name}): {size} {evidence}.",
+        0: f"No clear gain: the new ranking ({subject.name}) changes {size} {evidence}. Collect more data, or keep the "
+        "logged order.",
+        -1: f"Keep the logged order: the new ranking ({subject.name}) would bring {size} {evidence}.",
+    }[_significance(subject)]
+    alarms = list(dict.fromkeys(evaluation.alarms))
+    return f"{headline} But do not trust this: {'; '.join(alarms)}." if alarms else headline
+
+
+def evaluation_lead(evaluation: Evaluation, policy: str | None = None, reference: ReferenceValues | None = None) -> str:
+    """Return the lead of a page: the answer, and the evidence for it."""
+    sentence = _first_upper(evaluation_sentence(evaluation, policy, reference))
+    return f"{evaluation_headline(evaluation, policy)} {sentence}."
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def evaluation_sentence(

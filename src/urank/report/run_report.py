@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urank.report.click_report import FitReport, curve_figure, curve_table, fit_sections
-from urank.report.evaluation_report import ReferenceValues, evaluation_sections, evaluation_sentence
+from urank.report.evaluation_report import ReferenceValues, evaluation_lead, evaluation_sections
 from urank.report.inspection_report import inspection_lead, inspection_sections
 from urank.report.page import Chart, Section, write_page
 
@@ -60,7 +60,7 @@ def write_run(
     write_page(
         path,
         f"A ranking for {Path(inspection.facts.name).name}",
-        f"{evaluation_sentence(evaluation, chosen if evaluated else None, reference)}.",
+        evaluation_lead(evaluation, chosen if evaluated else None, reference),
         [
             Section("Expected utility", sections=evaluation_sections(evaluation, reference)),
             Section("How it ranks", paragraphs=[method, f"Why {chosen}: {why.removesuffix('.')}."]),
