@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 import urank
 from known_judges import QUICK_JUDGES as QUICK
 from known_judges import let_judges_know
-from simulated import Small
+from simulated import Small, make
+from urank.clicks.fitting import ClickConfig
 from urank.errors import ConfigError, DataError
 from urank.evaluation import policy_evaluation as module
 from urank.evaluation.estimators import ESTIMATORS, Terms
@@ -33,6 +34,7 @@ from urank.pipeline import ModelFit
 from urank.ranking.policies import ModelPolicy, Random
 
 K = 10
+LONGER = ClickConfig(families=("monotone",), hidden=(16,))
 
 
 @dataclass(frozen=True)
@@ -355,3 +357,41 @@ def test_comparisons_between_policies_count_the_models_too(evaluation: Evaluatio
     apart = (match.by_model - score.by_model) @ [1, -1]
     assert between.mean == plain.mean
     assert between.error == pytest.approx(INFLATION * np.sqrt(plain.error**2 + np.mean(apart**2) / 4))
+
+
+# Lists in random order, and clicks that depend on the items above
+
+
+def test_random_lists_are_also_evaluated_on_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = {"candidates": 5, "positions": 5, "features": 4}
+    shuffled = make(tmp_path, queries=300, sessions=6, randomise="shuffle", randomise_share=1.0, seed=3, **size)
+    let_judges_know(shuffled, monkeypatch)
+    mark = str(shuffled.simulation.log["policy"][0])
+    found = evaluate_policies([Random()], shuffled.dataset, randomised=f"policy={mark}").randomised
+    assert found is not None
+    assert found.check.random
+    assert set(found.utility) == {"as shown", "random"}
+    gain = found.difference["random"]
+    assert abs(gain.mean) < 3 * gain.error  # one random order is as good as another
+    for wrong, sentence in (
+        ("policy=nobody", "no list of the evaluated splits has policy=nobody"),
+        ("nowhere=1", "randomised must be COLUMN=VALUE with a column of the log; got 'nowhere=1'"),
+        ("policy", "randomised must be COLUMN=VALUE"),
+        ("f1=high", "randomised must name a number, since f1 has numbers; got 'f1=high'"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=sentence):
+            evaluate_policies([Reversed()], shuffled.dataset, randomised=wrong)
+
+
+def test_clicks_that_depend_on_the_items_above_are_a_warning(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, oracle: None
+) -> None:
+    sound = evaluate_policies([], small.dataset)
+    assert sound.independence is not None
+    assert sound.independence.independent
+    monkeypatch.undo()
+    stopping = make(tmp_path, queries=400, sessions=6, user="cascade", positions=5, features=4, seed=3)
+    found = evaluate_policies([], stopping.dataset, config=QUICK.model_copy(update={"clicks": LONGER}))
+    assert found.independence is not None
+    assert not found.independence.independent
+    assert found.independence.sentence in found.warnings

@@ -23,6 +23,7 @@ from urank.report.evaluation_report import (
     differences_plot,
     estimates_plot,
     estimator_table,
+    evaluation_headline,
     evaluation_sections,
     evaluation_sentence,
     policy_table,
@@ -252,7 +253,7 @@ def test_terminal_at_80_columns_shows_what_matters(found: Evaluation, known: Ref
     for head in ("policy", "clicks@10", "vs logged", "95 % interval", "true@10", "true gain", "ratio", "doubly_robust"):
         assert head in text
     assert re.search(r"beware +match: hardly any placement was logged", text)
-    assert " ".join(text.split()).endswith(evaluation_sentence(found, reference=known))
+    assert " ".join(text.split()).startswith(evaluation_headline(found))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -333,7 +334,31 @@ def test_many_policies_can_be_drawn() -> None:
 def test_the_sentence_tells_of_the_policy_that_is_named(found: Evaluation) -> None:
     out = StringIO()
     print_evaluation(found, Console(file=out, width=400), "score")
-    last = out.getvalue().splitlines()[-1]
-    assert last == evaluation_sentence(found, "score")
-    assert "score" in last
-    assert "match" not in last
+    first = out.getvalue().splitlines()[0]
+    assert first == evaluation_headline(found, "score")
+    assert "score" in first
+    assert "match" not in first
+
+
+def test_the_headline_by_significance() -> None:
+    gains = {
+        "New ranking (match): +7.0 %": (0.056, 2e-16),
+        "No clear gain": (0.004, 0.412),
+        "Keep the logged": (-0.056, 0.0),
+    }
+    for start, (mean, p_value) in gains.items():
+        said = evaluation_headline(evaluation(policy("match", 0.8 + mean, comparison(mean, p_value=p_value))))
+        assert said.startswith(start)
+        assert "estimated on 1,012 held-out queries" in said
+
+
+def test_alarms_are_part_of_the_headline() -> None:
+    """A random order that seems to earn more than the logged one, and estimators that contradict each other."""
+    lucky = policy("random", 0.856, comparison(0.056))
+    match = policy("match", 0.856, comparison(0.056))
+    said = evaluation_headline(evaluation(match, lucky), "match")
+    assert said.endswith("But do not trust this: a random order seems to earn more than the logged one.")
+    apart = replace(match.estimates["ratio"], mean=2.0, low=1.9, high=2.1)
+    torn = replace(match, estimates={**match.estimates, "doubly_robust": apart})
+    assert "estimators ratio and doubly_robust contradict each other on match" in evaluation_headline(evaluation(torn))
+    assert "do not trust" not in evaluation_headline(evaluation(match))

@@ -18,7 +18,7 @@ from urank.evaluation.click_quality import quality
 from urank.evaluation.policy_evaluation import Evaluation
 from urank.log.inspection import Inspection
 from urank.report.click_report import FitReport, fit_sections
-from urank.report.evaluation_report import evaluation_sections, evaluation_sentence
+from urank.report.evaluation_report import evaluation_lead, evaluation_sections
 from urank.report.inspection_report import inspection_sections
 from urank.report.run_report import write_run
 
@@ -91,9 +91,9 @@ def test_lead_tells_of_the_method_that_ranks(
 ) -> None:
     parts = {"inspection": inspection, "fit": fit, "evaluation": found}
     text = written(tmp_path / "run.html", **parts)
-    assert f'<p class="lead">{evaluation_sentence(found, "match")}.</p>' in text  # though score did better here
+    assert f'<p class="lead">{evaluation_lead(found, "match")}</p>' in text  # though score did better here
     text = written(tmp_path / "other.html", **parts, chosen="ctr1", why="asked for")
-    assert f'<p class="lead">{evaluation_sentence(found)}.</p>' in text
+    assert f'<p class="lead">{evaluation_lead(found)}</p>' in text
     assert "Why ctr1: asked for." in text
 
 
