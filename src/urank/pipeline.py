@@ -583,7 +583,8 @@ def judges_for(
 
     None if they may have been trained on the evaluated queries: those of the train split.
     """
-    for model in models if "train" not in splits else []:
+    known = [model.model if isinstance(model, ModelPolicy) else model for model in models]
+    for model in known if "train" not in splits else []:
         if isinstance(model, RankingModel) and model.judges:
             names = model.clicks.featurizer.names
             if model.clicks.positions == dataset.positions and set(names) <= set(dataset.features):

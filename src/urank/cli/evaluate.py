@@ -97,6 +97,8 @@ def evaluate_command(
     config, limit = validate(CrossfitConfig, settings, "the evaluation"), Memory.parse(memory)
     options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "config": config}
     if randomised is not None:
+        if cluster is not None:
+            raise ConfigError("randomised lists are evaluated in one process; leave out --randomised or --engine ray")
         options["randomised"] = randomised
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
@@ -157,9 +159,9 @@ def guard_command(
     estimator: Annotated[
         str,
         typer.Option(
-            metavar="auto|ratio|self_normalised|direct|doubly_robust",
+            metavar="auto|refit|ratio|self_normalised|direct|doubly_robust",
             help="As in `urank evaluate`, but without propensities, which cannot evaluate an order that follows the "
-            "logged one. **auto** is ratio.",
+            "logged one. **auto** is refit.",
         ),
     ] = "auto",
     floor: Floor = 0.01,

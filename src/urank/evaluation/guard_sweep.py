@@ -137,7 +137,7 @@ def evaluate_guard(
     """Estimate the utility of a policy at each level of a guard, by the same click models.
 
     A guarded order follows the logged list and agrees with it more often than chance. Inverse propensities would count
-    its clicks several times over, so propensities are ignored: `auto` is Eq. 3.
+    its clicks several times over, so propensities are ignored.
 
     Args:
         policy: the policy to keep close to the logged order.
@@ -151,7 +151,7 @@ def evaluate_guard(
     if estimator in ESTIMATORS and needs_propensity(estimator):
         raise ConfigError(
             f"estimator {estimator} cannot evaluate a guard, which follows the logged list and agrees with it more "
-            "often than chance; use auto, ratio, self_normalised, doubly_robust or direct"
+            "often than chance; use auto, refit, ratio, self_normalised, doubly_robust or direct"
         )
     guards = _guards(kind, levels, dataset)
     counters = [MoveCounter(each) for each in level_policies(policy, guards)]

@@ -9,7 +9,7 @@ how far the estimates can be trusted: `support`, whether the log contains eviden
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
 from typing import Any, TypedDict, TypeVar
@@ -38,7 +38,7 @@ from urank.evaluation.estimators import (
     needs_propensity,
     query_values,
 )
-from urank.evaluation.independence import IndependenceTest, independence_test
+from urank.evaluation.independence import IndependenceTest, ScoreTest, independence_test
 from urank.evaluation.randomised_lists import RandomisedEvaluation, RandomisedLists, evaluate_randomised
 from urank.evaluation.refit import HeldOut, Refitted, refit
 from urank.learning.features import Inputs
@@ -232,7 +232,7 @@ def evaluate_policies(
         orders.append([policy.positions(block) for policy in evaluated])
         rows += block.items.num_rows
         report("ranking the held-out lists", rows * distributed.size(), all_own)
-    held_out = _held_out(blocks, orders, cuts, config.seed)
+    held_out = _held_out(blocks, orders, cuts, config.seed, len(evaluated))
     found = refit(cuts, held_out, places, lambda done: report("refitting the judges", done, sum(map(len, cuts))))
     first = 0
     for block, given in zip(blocks, orders, strict=True):
@@ -290,7 +290,7 @@ def _on_random_lists(
     randomised: str,
     dataset: Dataset,
 ) -> RandomisedEvaluation:
-    """Evaluate the policies on the lists that are marked as random; in a process group, on those of this worker."""
+    """Evaluate the policies on the lists that are marked as random."""
     column, _, value = randomised.partition("=")
     parts = []
     for block, given in zip(blocks, orders, strict=True):
@@ -322,7 +322,14 @@ def _on_random_lists(
 
 
 def _independence(blocks: Sequence[Block], table: NDArray[np.float32], K: int) -> IndependenceTest:
-    """Test whether clicks depend on the items above; in a process group, on the lists of the first worker."""
+    """Test whether clicks depend on the items above; in a process group, on the lists of one worker."""
+    own = asdict(_independence_of(blocks, table, K)) if blocks else None
+    found = next(each for each in distributed.all_gather(own) if each is not None)
+    tests = {name: ScoreTest(**found[name]) for name in ("clicks_above", "item_above")}
+    return IndependenceTest(**{**found, **tests})
+
+
+def _independence_of(blocks: Sequence[Block], table: NDArray[np.float32], K: int) -> IndependenceTest:
     position = np.concatenate([block.column("position") for block in blocks]).astype(np.int64)
     shown = position <= K
     lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
@@ -364,10 +371,18 @@ def _held_out(
     orders: Sequence[Sequence[NDArray[np.int64]]],
     cuts: Sequence[Sequence[ClickModel]],
     seed: int,
+    policies: int,
 ) -> HeldOut:
-    """Join the blocks of an evaluation as rows."""
+    """Join the blocks of an evaluation as rows; a worker may have none."""
     featurizer = cuts[0][0].featurizer
-    inputs = [featurizer.encode(block.items, block.offsets) for block in blocks]
+    nothing = Inputs(
+        np.empty((0, len(featurizer.inputs)), np.float32), np.empty((0, len(featurizer.categorical)), np.int64)
+    )
+    inputs = [nothing, *(featurizer.encode(block.items, block.offsets) for block in blocks)]
+    of_policies = list(zip(*orders, strict=True)) if orders else [()] * policies
+
+    def joined(parts: Iterable[NDArray[Any]], kind: type) -> NDArray[Any]:
+        return np.concatenate([np.empty(0, kind), *parts])
 
     def homes(block: Block) -> NDArray[np.int64]:
         lists = [fold_of(block, len(models), seed + n) for n, models in enumerate(cuts)]
@@ -381,13 +396,13 @@ def _held_out(
         inputs=Inputs(
             np.concatenate([each.numeric for each in inputs]), np.concatenate([each.categorical for each in inputs])
         ),
-        position=np.concatenate([block.column("position").astype(np.int64) for block in blocks]),
-        click=np.concatenate([block.column("click").astype(np.float64) for block in blocks]),
-        value=np.concatenate([values(block) for block in blocks]),
-        query=np.concatenate([block.query_hash[list_ids(block.offsets)] for block in blocks]),
-        list_query=np.concatenate([block.query_hash for block in blocks]),
-        home=np.concatenate([homes(block) for block in blocks], axis=1),
-        orders=[np.concatenate(each) for each in zip(*orders, strict=True)],
+        position=joined((block.column("position").astype(np.int64) for block in blocks), np.int64),
+        click=joined((block.column("click").astype(np.float64) for block in blocks), np.float64),
+        value=joined((values(block) for block in blocks), np.float64),
+        query=joined((block.query_hash[list_ids(block.offsets)] for block in blocks), np.uint64),
+        list_query=joined((block.query_hash for block in blocks), np.uint64),
+        home=np.concatenate([np.empty((len(cuts), 0), np.int64), *(homes(block) for block in blocks)], axis=1),
+        orders=[joined(each, np.int64) for each in of_policies],
     )
 
 
