@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from urank import distributed
 from urank.clicks.click_model import ClickModel
@@ -41,7 +42,7 @@ from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, ev
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
-from urank.log.dataset import Dataset, is_prepared
+from urank.log.dataset import Dataset, is_prepared, sample_to_fit
 from urank.log.inspection import Inspection, inspect
 from urank.log.prepare import prepare
 from urank.log.reader import Log, read
@@ -67,8 +68,8 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 TRAIN_ROWS, HELD_OUT_ROWS = 100_000, 500_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
-LEAST_QUERIES = 20
-"""Validation queries that a comparison of methods needs."""
+LEAST_QUERIES, CHOICE_ROWS = 20, 20_000
+"""Validation queries that a comparison of methods needs, and impressions it uses, at most."""
 
 AnyLog: TypeAlias = Log | Dataset | str | Path | Any
 AnyModel: TypeAlias = "URank | RankingModel | Policy | str | Path"
@@ -274,7 +275,7 @@ def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, repo
         return few
     choice = evaluate_policies(
         policies_of(fit.model),
-        dataset,
+        sample_to_fit(dataset, ("valid",), CHOICE_ROWS),
         splits=("valid",),
         config=CrossfitConfig(seed=config.clicks.seed),
         judges=fit.model.judges,
@@ -538,8 +539,10 @@ def run(
 
 
 def limit_threads() -> None:
-    """Give torch half of the cores: the rest reads ahead, and small networks gain nothing from more."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    """Give torch and BLAS half of the cores: the rest reads ahead, and small matrices gain nothing from more."""
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    torch.set_num_threads(threads)
+    threadpool_limits(threads, user_api="blas")
 
 
 def evaluate(

@@ -20,6 +20,7 @@ from urank.clicks.fitting import ClickConfig, fit_clicks
 from urank.config import Settings
 from urank.errors import ConfigError, TooFewError
 from urank.learning.features import Featurizer
+from urank.learning.training import TrainingConfig
 from urank.log.dataset import Block, Dataset, DatasetView, SplitView
 from urank.log.splits import SPLITS, stable_hash
 from urank.progress import Report, silent
@@ -71,7 +72,9 @@ def _hash(block: Block, salt: int) -> NDArray[np.uint64]:
 class CrossfitConfig(Settings):
     """Settings of the judges of an evaluation."""
 
-    clicks: ClickConfig = ClickConfig(families=("monotone",), hidden=(64, 32), calibration="none")
+    clicks: ClickConfig = ClickConfig(
+        families=("monotone",), hidden=(64, 32), calibration="none", training=TrainingConfig(epochs=8)
+    )
     seed: int = Field(0, ge=0, description="seed of the cuts, of ties and of all random numbers")
 
 

@@ -45,7 +45,7 @@ RIDGE, FREE = 10.0, 1e-3
 """Penalty of α and γ, and that of their intercepts."""
 
 MOST_STEPS = 25
-CONVERGED = 1e-3
+CONVERGED = 1e-2
 """Gain in log-likelihood that a further step promises, below which there is none."""
 
 CHUNK_ROWS = 2**15
