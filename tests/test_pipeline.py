@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from simulated import Small, make
 from urank.config import validate
 from urank.errors import ConfigError, DataError
 from urank.log.dataset import Dataset
-from urank.pipeline import ModelFit, fit_model, policies_of, policies_to_evaluate, prepared
+from urank.pipeline import ModelFit, best_method, fit_model, policies_of, policies_to_evaluate, prepared
 from urank.ranking.policies import ModelPolicy, Random
 from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import NetworkScorer
@@ -294,3 +295,34 @@ def test_every_public_name_is_there() -> None:
     assert all(hasattr(urank, name) for name in urank.__all__)
     with pytest.raises(AttributeError, match="'urank' has no attribute 'magic'"):
         urank.magic  # noqa: B018
+
+
+# The choice of the method
+
+
+@pytest.mark.parametrize(
+    ("gains", "chosen"),
+    [
+        ({"match": 0.03, "score": 0.04, "ctr1": 0.01}, "match"),  # nothing is clearly better
+        ({"match": 0.03, "score": 0.09, "ctr1": 0.01}, "score"),
+        ({"match": 0.03, "score": 0.09, "ctr1": 0.12}, "ctr1"),
+        ({"match": -0.05, "score": -0.02, "ctr1": -0.06}, "score"),  # match loses to the logged order
+        ({"match": -0.05, "score": -0.07, "ctr1": -0.06}, "match"),  # all do
+    ],
+)
+def test_the_best_method(gains: dict[str, float], chosen: str) -> None:
+    """All differences, to the logged order and between methods, have intervals of ± 0.03."""
+
+    class Known:
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(difference=self.interval(gains[name]))
+
+        def compare(self, one: str, other: str) -> Any:
+            return self.interval(gains[one] - gains[other])
+
+        @staticmethod
+        def interval(mean: float) -> Any:
+            return SimpleNamespace(mean=mean, low=mean - 0.03, high=mean + 0.03)
+
+    found: Any = Known()
+    assert best_method(found, ("score", "match", "ctr1")) == chosen

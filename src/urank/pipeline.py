@@ -38,6 +38,7 @@ from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
+from urank.evaluation.intervals import Comparison
 from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, evaluate_policies
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
@@ -263,6 +264,24 @@ def fit_model(
     return _with_best_method(fit, dataset, config, report)
 
 
+def best_method(choice: Evaluation, methods: Sequence[Method]) -> Method:
+    """Choose a method by an evaluation: match, or the best of those that earn significantly more.
+
+    Methods that earn significantly less than the logged order are only considered if all do.
+    """
+
+    def gain(method: Method) -> Comparison:
+        difference = choice[method].difference
+        assert difference is not None  # noqa: S101 - only the logged order has none
+        return difference
+
+    sound = [method for method in methods if gain(method).high >= 0] or list(methods)
+    better = [method for method in sound if method != "match" and choice.compare(method, "match").low > 0]
+    if "match" in sound and not better:
+        return "match"
+    return max(better or sound, key=lambda method: gain(method).mean)
+
+
 def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, report: Report) -> ModelFit:
     """Keep the matching unless another method earns significantly more on the validation split.
 
@@ -283,15 +302,14 @@ def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, repo
     )
     if choice.queries < LEAST_QUERIES:
         return few
-    compared = {method: choice.compare(method, "match") for method in fit.model.methods if method != "match"}
-    better = {method: found for method, found in compared.items() if found.low > 0}
-    best: Method = distributed.broadcast(lambda: max(better, key=lambda each: better[each].mean, default="match"))
+    best: Method = distributed.broadcast(lambda: best_method(choice, fit.model.methods))
     gain = choice[best].difference
     assert gain is not None  # noqa: S101 - only the logged order has none
     if best == "match":
         reason = "no other method earns significantly more on the validation split"
     else:
-        reason = f"it earns {better[best].mean:.4f} more {choice.measure} a list than match on the validation split"
+        more = choice.compare(best, "match").mean
+        reason = f"it earns {more:.4f} more {choice.measure} a list than match on the validation split"
     if gain.high < 0:
         reason += "; it earns significantly less than the logged order, which should be kept"
     elif gain.low <= 0:
