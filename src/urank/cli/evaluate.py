@@ -29,7 +29,7 @@ from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
 from urank.model_manifest import read_manifest
-from urank.pipeline import evaluate, guard_levels, policies_to_evaluate, policy_to_guard, prepared
+from urank.pipeline import evaluate, guard_levels, limit_threads, policies_to_evaluate, policy_to_guard, prepared
 from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
@@ -88,6 +88,7 @@ def evaluate_command(
     if len(paths) < 2:
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
+    limit_threads()
     source, cluster = columns.source(log), engine.cluster
     compare = None
     if truth is not None:
@@ -181,6 +182,7 @@ def guard_command(
 
     Example: `urank guard model prepared --html guard.html`
     """
+    limit_threads()
     source, limit = columns.source(log), Memory.parse(memory)
     config = validate(CrossfitConfig, settings, "the evaluation")
     wanted = None if levels is None else _levels(levels)
