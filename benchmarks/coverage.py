@@ -47,7 +47,7 @@ class ByFeature:
 def coverage(folder: Path, logs: int) -> Iterator[Bar]:
     """Share of logs whose interval holds the mean true utility over the whole population of queries."""
     cases: tuple[tuple[str, User, ClickFamily, bool], ...] = (
-        ("well specified (position-based users and model)", "pbm", "pbm", True),
+        ("position-based users, monotone model", "pbm", "monotone", True),
         ("item-specific users, monotone model", "item", "monotone", False),
     )
     for name, user, family, held in cases:

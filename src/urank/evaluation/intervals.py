@@ -126,7 +126,15 @@ def paired(a: NDArray[Any], b: NDArray[Any], level: float = 0.95) -> Comparison:
     difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     # Rounding differences between two ways to compute the same value are not significant.
     difference[np.abs(difference) <= _ROUNDING * largest] = 0.0
-    interval = normal_interval(difference, level)
+    return with_p_value(normal_interval(difference, level))
+
+
+def with_p_value(interval: Interval) -> Comparison:
+    """Add the p-value of Student's t-test that the mean of `n` queries is 0.
+
+    >>> with_p_value(Interval(mean=0.0, error=0.0, low=0.0, high=0.0, n=5)).p_value
+    1.0
+    """
     if interval.n < 2:
         p_value = nan
     elif interval.error == 0:
@@ -160,7 +168,7 @@ def holm(p_values: Sequence[float] | NDArray[Any]) -> NDArray[np.float64]:
 
 
 def model_variance(estimates: NDArray[np.float64]) -> float:
-    """Estimate the variance that cross-fitted models add to an estimate.
+    """Estimate the variance that the networks of an evaluation add to an estimate.
 
     Models fitted on other clicks would give another estimate. For each cut of the queries there are two models from
     halves without a common query, so θ_1 and θ_2, the estimates by each alone, are independent, and

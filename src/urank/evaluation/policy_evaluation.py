@@ -85,7 +85,7 @@ class Evaluation:
     queries: int
     lists: int
     rows: int
-    clicks: list[str]  # names of the cross-fitted click models
+    clicks: list[str]  # names of the refitted networks
     specification: Specification  # the calibration test of these models
     floor: float  # lower bound of a logged click probability in a ratio
     all_rows: int  # rows of these splits; more than `rows` when only a sample of the queries fitted the memory
@@ -523,7 +523,7 @@ class QueryTotals:
         """Add the lists of a block; `query` `[B]` identifies the query of each.
 
         Args:
-            logged: the lists with the cross-fitted table, then with the table of each model alone.
+            logged: the lists with the mean of the refitted tables, then with the table of each model alone.
             orders: `[B, n]` of each policy, the positions it gives.
         """
         queries, home = np.unique(query, return_inverse=True)

@@ -22,7 +22,7 @@ Lists that are marked as random need not be (users can sort a result page by pri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from typing import Any
@@ -34,7 +34,7 @@ from scipy.stats import norm
 from sklearn.isotonic import isotonic_regression
 
 from urank.errors import DataError
-from urank.evaluation.intervals import Comparison, Interval, holm
+from urank.evaluation.intervals import Comparison, Interval, holm, with_p_value
 from urank.log.columns import join_names
 from urank.log.ragged import list_ids, offsets_of_runs
 
@@ -303,14 +303,7 @@ def compare_policies(
     """
     curve = fit_position_curve(lists) if curve is None else curve
     of_a, of_b = (_valued(lists, positions, curve, cutoff) for positions in (a, b))
-    found = _interval(lists, of_a[0] - of_b[0], of_a[1] - of_b[1], curve, level)
-    if found.n < 2:
-        p_value = nan
-    elif found.error == 0:
-        p_value = 1.0 if found.mean == 0 else 0.0
-    else:
-        p_value = float(2 * stdtr(found.n - 1, -abs(found.mean) / found.error))
-    return Comparison(**asdict(found), p_value=p_value)
+    return with_p_value(_interval(lists, of_a[0] - of_b[0], of_a[1] - of_b[1], curve, level))
 
 
 def _valued(
