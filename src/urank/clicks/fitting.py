@@ -252,13 +252,17 @@ class _Trainer:
         shrunk = all(member.family == "shrunk" for member in members)
         kind = self.config.calibration or ("none" if shrunk else "temperature")
 
+        K = self.dataset.positions
+
         def fitted() -> dict[str, Any]:
             log_p, position, click = self._at_logged(members)
-            K = self.dataset.positions
             return fit_calibration(kind, log_p, position, click, K, monotone=monotone).to_dict()
 
-        calibration = Calibration.from_dict(distributed.broadcast(fitted))
-        return ClickModel(self.featurizer, self.dataset.positions, tuple(members), calibration)
+        if kind == "none":
+            calibration = Calibration(K, monotone=monotone)
+        else:
+            calibration = Calibration.from_dict(distributed.broadcast(fitted))
+        return ClickModel(self.featurizer, K, tuple(members), calibration)
 
     def _log_loss(self, members: list[Member]) -> float:
         """Compute the log loss of the mean of members on the validation split."""

@@ -73,7 +73,7 @@ class CrossfitConfig(Settings):
     """Settings of the judges of an evaluation."""
 
     clicks: ClickConfig = ClickConfig(
-        families=("monotone",), hidden=(64, 32), calibration="none", training=TrainingConfig(epochs=8)
+        families=("monotone",), hidden=(64, 32), calibration="none", training=TrainingConfig(share=0.5)
     )
     seed: int = Field(0, ge=0, description="seed of the cuts, of ties and of all random numbers")
 

@@ -33,6 +33,9 @@ from urank.ranking.losses import Form, swap_loss, swaps
 from urank.ranking.objectives import Target, UtilityTarget, by_length
 from urank.ranking.utility import FLOOR, earned
 
+MODEL_SHARE = 1 / 3
+"""Share of the default passes for a scorer that learns from the click model, whose table has no noise."""
+
 
 class ScoreNetwork(nn.Module):
     """s = Φ(f, b): a backbone for the features, whose output a last hidden layer combines with the value.
@@ -165,9 +168,9 @@ def fit_urank(
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
     splits = train_and_valid(dataset, featurizer, table=look_up)
-    if config.training.epochs is None and config.target == "model":
-        epochs = max(2, config.training.plan(splits[0].distinct).epochs // 3)  # the target has no noise
-        config = config.model_copy(update={"training": config.training.model_copy(update={"epochs": epochs})})
+    if config.target == "model":
+        training = config.training.model_copy(update={"share": MODEL_SHARE})
+        config = config.model_copy(update={"training": training})
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
     if config.warm_start:
