@@ -8,7 +8,7 @@ seeds, and its training seconds, the median. All have the same threads. Ours are
 reading is in them, and a ranker's time has that of its click model in it; peers are measured from arrays in memory, in
 processes of their own. A point is dominated when another has at least its utility in at most its time, and more of the
 one or less of the other; what nothing dominates is on the frontier. The goals: the highest point of the frontier is
-ours, and any peer that is on it is there only because it is faster than every one of ours that is better.
+ours, and so is the best point within every budget of at least `LEAST_BUDGET` seconds.
 
 Peers live in a venv of their own (`make .venv-peers/.installed`, or $URANK_PEERS).
 """
@@ -52,15 +52,18 @@ THREADS = 2
 SCORED_ROWS = 100_000
 """Scoring is timed on the test rows, again and again up to so many; the scripts of the peers do the same."""
 
+LEAST_BUDGET = 2.0
+"""Seconds of training from which the best point within a budget should be ours."""
+
 CLICK_MODELS: dict[str, dict[str, Any]] = {
-    "auto": {},
+    "default": {},
     "monotone": {"families": ("monotone",)},
     "monotone, 2 epochs": {"families": ("monotone",), "training": TrainingConfig(epochs=2)},
     "monotone, 1 epoch": {"families": ("monotone",), "training": TrainingConfig(epochs=1)},
 }
 """Click models by name, from what a user gets by default to the quickest."""
 
-WITH_RANKERS = ("auto", "monotone")
+WITH_RANKERS = ("default", "monotone")
 """The click models that rankers are trained on; the others are there for who has no time."""
 
 console = Console(stderr=True)
@@ -225,7 +228,29 @@ def judged(part: str, title: str, points: list[dict[str, Any]], facts: dict[str,
     faster = [point["name"] for point in theirs if point["frontier"]]
     named = f": {', '.join(faster)}" if faster else ""
     yield Bar(f"{title}: peers on the frontier, as they are faster{named}", len(faster), "", part=part)
+    leaders = best_within(points, LEAST_BUDGET)
+    rivals = [point["name"] for point in leaders if not point["ours"]]
+    named = f" ({', '.join(rivals)})" if rivals else ""
+    yield Bar(
+        f"{title}: peers that are best within some budget of {LEAST_BUDGET:g} s or more{named}",
+        len(rivals),
+        "",
+        at_most=0,
+        part=part,
+    )
     yield Figure("frontier", title, {**facts, "points": points}, part)
+
+
+def best_within(points: Sequence[dict[str, Any]], least: float) -> list[dict[str, Any]]:
+    """Return the points that have the highest utility within some budget of at least so many seconds.
+
+    >>> best_within([{"seconds": s, "utility": u} for s, u in ((1, 0.8), (1.5, 0.9), (3, 0.7), (4, 1.1))], 2)
+    [{'seconds': 1.5, 'utility': 0.9}, {'seconds': 4, 'utility': 1.1}]
+    """
+    budgets = sorted({least, *(point["seconds"] for point in points if point["seconds"] > least)})
+    affordable = ([point for point in points if point["seconds"] <= budget] for budget in budgets)
+    leaders = [max(group, key=lambda point: float(point["utility"])) for group in affordable if group]
+    return [point for place, point in enumerate(leaders) if point not in leaders[:place]]
 
 
 def not_dominated(points: Sequence[tuple[float, float]]) -> list[bool]:
