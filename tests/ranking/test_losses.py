@@ -1,4 +1,4 @@
-"""U-rank's loss (Eq. 9), its bound (Theorems 1–3) and its derivatives."""
+"""U-rank's loss (Eq. 7), its bound (Theorems 1–3) and its derivatives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn, *, falling: bool = False, wide: bool = False) -> Case
 
 
 def loss_by_loop(case: Case, form: Form, sigma: float, scores: NDArray[np.float64] | None = None) -> list[float]:
-    """Eq. 9 as it is written, from positions by `case.scores`, at other scores if they are given."""
+    """Eq. 7 as it is written, from positions by `case.scores`, at other scores if they are given."""
     positions = positions_by_score(case.scores, where=case.where)
     scores = case.scores if scores is None else scores
     losses = []

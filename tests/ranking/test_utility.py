@@ -238,7 +238,7 @@ def test_refuses_values_it_cannot_use() -> None:
 
 
 def test_delta_utility_is_what_a_swap_gains() -> None:
-    """Eq. 8, by hand, with a swap across the cut: the third item has no place."""
+    """Eq. 6, by hand, with a swap across the cut: the third item has no place."""
     positions = np.array([[1, 2, 4]])
     table = TABLE[:1]
     delta = delta_utility(table, positions)[0]

@@ -2,7 +2,7 @@
 
     rate of an arm = Σ_u x_u / Σ_u y_u      over the users u that were seen
 
-The paper's Section 5.4 has two: CTR, downloads per impression, and CVR, downloads per visiting user. A user is one
+The paper's Section 6.2 has two: CTR, downloads per impression, and CVR, downloads per visiting user. A user is one
 observation however often it returns, so a metric depends on the log only through (x_u, y_u) of each user.
 """
 

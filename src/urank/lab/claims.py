@@ -300,7 +300,7 @@ def _same_order(values: ByList, rows: Sequence[StoreRow], metric: str) -> Claim:
 
 _CHANGES = (
     (
-        "the stable form of the loss in place of Eq. 9 as printed, with clipped scores",
+        "the stable form of the loss in place of Eq. 7 as printed, with clipped scores",
         "urank-paper",
         "urank-counterfactual",
     ),

@@ -1,4 +1,4 @@
-"""Ranking losses: U-rank's (Eq. 9) with its derivatives, pairwise hinge, and listwise softmax.
+"""Ranking losses: U-rank's (Eq. 7) with its derivatives, pairwise hinge, and listwise softmax.
 
 U-rank's E step orders each list by the current scores and weights all pairs by ΔUtil (`swaps`); the M step minimises
 the loss with these weights held fixed (`swap_loss` for networks, `swap_derivatives` for trees). Both take the items of
@@ -40,7 +40,7 @@ class Swaps:
 
 
 def swaps(scores: Array, gains: Array, *, where: Mask | None = None) -> Swaps:
-    """Compute the E step: positions by the scores, and ΔUtil (Eq. 8) of every pair at these positions.
+    """Compute the E step: positions by the scores, and ΔUtil (Eq. 6) of every pair at these positions.
 
     Args:
         scores: `[B, n]`.
@@ -62,7 +62,7 @@ def swaps(scores: Array, gains: Array, *, where: Mask | None = None) -> Swaps:
 
 
 def _delta_in_order(gains: Array) -> Array:
-    """Compute Eq. 8 as in `utility.delta_utility`, `[m, n, B]`, for items `[K, n, B]` in the order of their places.
+    """Compute Eq. 6 as in `utility.delta_utility`, `[m, n, B]`, for items `[K, n, B]` in the order of their places.
 
     Then every look-up is a slice, and with the lists last every slice is long: `swaps` takes a sixth of the time of the
     general form, or less. Items that earn the same gain exactly 0.
@@ -81,7 +81,7 @@ def swap_loss(
 ) -> Tensor:
     """Compute the loss of each list, `[B]`, with the weights of the E step held fixed: the M step.
 
-        paper    Σ_i Σ_{j : k_j < k_i} ΔUtil(i, j) · log₂(1 + e^{−σ(s_i − s_j)})                          (Eq. 9)
+        paper    Σ_i Σ_{j : k_j < k_i} ΔUtil(i, j) · log₂(1 + e^{−σ(s_i − s_j)})                          (Eq. 7)
         stable   Σ_i Σ_{j : k_j < k_i} |ΔUtil(i, j)| · log₂(1 + e^{−σ(s_i − s_j) · sign ΔUtil(i, j)})
 
     As printed, the loss has no lower bound: for pairs that a swap would harm, it falls as the scores drift apart. The

@@ -128,7 +128,7 @@ def dcg_discount(K: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class DiscountedGain:
-    """g_i / log₂(1 + k): its ΔUtil (Eq. 8) is the change of DCG by a swap, LambdaRank's |Δ| (Burges 2010).
+    """g_i / log₂(1 + k): its ΔUtil (Eq. 6) is the change of DCG by a swap, LambdaRank's |Δ| (Burges 2010).
 
     Attributes:
         positions: K; an item further down gains nothing.

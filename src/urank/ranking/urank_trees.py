@@ -1,4 +1,4 @@
-"""U-rank's scorer as LightGBM trees, trained by the derivatives of the loss (Eq. 9, stable form).
+"""U-rank's scorer as LightGBM trees, trained by the derivatives of the loss (Eq. 7, stable form).
 
 Before each tree the scores of all trees so far give positions, ΔUtil at these positions weights the pairs, and the tree
 is a Newton step on the loss with these weights: the EM-like procedure of the paper, one tree per step. As for networks,

@@ -1,4 +1,4 @@
-"""Expected utility of an order (Eq. 1), its counterfactual estimate (Eq. 3), and the gain of a swap (Eq. 8).
+"""Expected utility of an order (Eq. 1), its counterfactual estimate (Eq. 3), and the gain of a swap (Eq. 6).
 
 All functions read the click table, `table[b, i, k - 1] = P(click | item i of list b shown at position k)`, on padded
 lists `[B, n]` with a mask. An order is `positions[B, n]`, the 1-based position of each item: distinct within a list,
@@ -155,7 +155,7 @@ def earned(gains: Array, positions: Array) -> NDArray[np.float64]:
 
 
 def delta_utility(gains: Array, positions: Array) -> NDArray[np.float64]:
-    """Compute the gain of swapping two items of a list (Eq. 8), for all pairs at once.
+    """Compute the gain of swapping two items of a list (Eq. 6), for all pairs at once.
 
         ΔUtil(i, j) = u(i, k_j) + u(j, k_i) − u(i, k_i) − u(j, k_j)
 
