@@ -225,7 +225,7 @@ def test_rankers_of_other_papers(
         (("--method", "magic"), "method in the model: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
         (("--target", "truth"), "scorer.target in the model: input should be 'model', 'counterfactual' or 'blend'"),
         (("--form", "best"), "scorer.form in the model: input should be 'stable' or 'paper'; got 'best'"),
-        (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp' or 'deepfm'; got 'bert'"),
+        (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp', 'deepfm' or 'pnn'; got 'bert'"),
         (("--ranker", "none", "--method", "score"), "method score needs a ranker with scores; got ranker 'none'"),
         (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from urank.clicks.families import Head, NetworkFamily, build_network, click_loss, log1m_exp
 from urank.clicks.fitting import ClickFamily
+from urank.errors import ConfigError
 from urank.learning.features import Categorical, Featurizer, Numeric
+from urank.learning.networks import Backbone, embedding_width
 from urank.learning.training import seeded
 
 K = 7
@@ -37,7 +39,7 @@ def inputs(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(numeric), torch.from_numpy(rng.integers(0, 3, (rows, 1)))
 
 
-@pytest.mark.parametrize(("family", "backbone"), list(product(FAMILIES, ("mlp", "deepfm"))))
+@pytest.mark.parametrize(("family", "backbone"), list(product(FAMILIES, get_args(Backbone))))
 def test_contract(family: str, backbone: str) -> None:
     model = network(family, backbone)
     numeric, categorical = inputs(50)
@@ -151,6 +153,55 @@ def test_deepfm_pairs_the_position_with_every_feature() -> None:
     table = logits(model, numeric, categorical)
     curve = model.backbone.wide_categories[-1].weight[1:, 0]
     torch.testing.assert_close(table - table[:, :1], (curve - curve[0]).expand(12, K))
+
+
+def random_weights(model: Head) -> Any:
+    """The network in double precision with weights far from zero everywhere."""
+    with seeded(1), torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("featurizer", [FEATURIZER, NUMBERS])
+def test_a2_reads_features_and_one_hot_position_at_the_input(featurizer: Featurizer) -> None:
+    """RQ2: a plain network on the concatenation of both, written out; the position is no embedding."""
+    model = random_weights(build_network("position", featurizer, K, hidden=(32, DEEP)))
+    numeric, categorical = some_of(featurizer, 4)
+    embedded = sum(map(embedding_width, featurizer.cardinalities))
+    (first, second) = (layer for layer in model.backbone.layers if isinstance(layer, torch.nn.Linear))
+    assert first.in_features == model.backbone.features.width + embedded + K
+    table = logits(model, numeric, categorical)
+    for row, position in product(range(4), range(1, K + 1)):
+        item = [model.backbone.features(numeric[row, None])[0]]
+        item += [model.backbone.embeddings[place].weight[code] for place, code in enumerate(categorical[row])]
+        one_hot = torch.tensor([float(k == position) for k in range(1, K + 1)])
+        hidden = torch.relu(first.weight @ torch.cat([*item, one_hot]) + first.bias)
+        hidden = torch.relu(second.weight @ hidden + second.bias)
+        torch.testing.assert_close(table[row, position - 1], model.output.weight[0] @ hidden + model.output.bias[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("featurizer", [FEATURIZER, NUMBERS, CATEGORIES])
+def test_pnn_adds_the_products_of_all_pairs_to_the_first_layer(featurizer: Featurizer) -> None:
+    """Qu et al. 2016: Σ_i Σ_j θ_i θ_j ⟨v_i, v_j⟩ of every unit, by the double sum, with the position as a field."""
+    model = random_weights(build_network("position", featurizer, K, backbone="pnn", hidden=(6, DEEP)))
+    numeric, categorical = some_of(featurizer, 3)
+    (first, second) = (layer for layer in model.backbone.layers if isinstance(layer, torch.nn.Linear))
+    table = logits(model, numeric, categorical)
+    for row, position in product(range(3), range(1, K + 1)):
+        vectors = field_vectors(model, numeric[row], [*categorical[row].tolist(), position])
+        units = first.weight @ torch.cat(vectors) + first.bias
+        for n, (i, v), (j, w) in product(range(6), enumerate(vectors), enumerate(vectors)):
+            units[n] += model.backbone.theta[n, i] * model.backbone.theta[n, j] * (v @ w)
+        hidden = torch.relu(second.weight @ torch.relu(units) + second.bias)
+        torch.testing.assert_close(table[row, position - 1], model.output.weight[0] @ hidden + model.output.bias[0])
+
+
+def test_pnn_needs_a_hidden_layer() -> None:
+    with pytest.raises(ConfigError, match="hidden must have at least one layer for the backbone pnn"):
+        build_network("vector", FEATURIZER, K, backbone="pnn", hidden=())
 
 
 def test_deepfm_is_one_on_any_backbone() -> None:

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from urank.clicks.calibration import log_sigmoid
 from urank.learning.features import Categorical, Featurizer
-from urank.learning.networks import Backbone, DeepFM, build_backbone
+from urank.learning.networks import Backbone, build_backbone
 
 NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
 
@@ -26,13 +26,17 @@ class Head(nn.Module):
     """A backbone, one linear layer, and the family's function from its outputs to the table."""
 
     outputs: int | None = None  # width of the linear layer; None for K
+    takes_position = False  # whether the position is one more field of the backbone
 
     def __init__(
         self, featurizer: Featurizer, positions: int, backbone: Backbone, hidden: Sequence[int], dropout: float
     ) -> None:
         super().__init__()
         self.positions = positions
-        self.backbone = build_backbone(backbone, featurizer, hidden, dropout)
+        if self.takes_position:
+            place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has code k
+            featurizer = replace(featurizer, categorical=(*featurizer.categorical, place))
+        self.backbone = build_backbone(backbone, featurizer, hidden, dropout, one_hot_last=self.takes_position)
         self.output = nn.Linear(self.backbone.width, self.outputs or positions)
 
     def fast_parameters(self) -> list[str]:
@@ -102,43 +106,13 @@ class PBMHead(MonotoneHead):
 
 
 class PositionHead(Head):
-    """The paper's A2: item and one-hot position in, one value out.
+    """The paper's A2 (RQ2): the item's features concatenated with the one-hot position in, one value out.
 
-    An embedding of the position is added to the backbone's output, and two more layers mix them, so that the backbone
-    runs once for all K positions.
+    With the backbones deepfm and pnn the position is one of their fields. A hidden layer is required.
     """
 
-    outputs = 32
-
-    def __init__(self, featurizer: Featurizer, positions: int, *shape: Any) -> None:
-        super().__init__(featurizer, positions, *shape)
-        width = self.outputs
-        self.places = nn.Embedding(positions, width)
-        self.mix = nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-
-    def table(self, outputs: Tensor) -> Tensor:
-        return log_sigmoid(self.mix(outputs[:, None, :] + self.places.weight)[:, :, 0])
-
-    def at(self, numeric: Tensor, categorical: Tensor, item: Tensor, position: Tensor) -> Tensor:
-        outputs = self.output(self.backbone(numeric, categorical)).index_select(0, item)
-        return log_sigmoid(self.mix(outputs + self.places(position - 1))[:, 0])
-
-
-class DeepFMHead(Head):
-    """DeepFM (Guo et al. 2017) with the position as a field, as clicks are predicted in production.
-
-    The position has an embedding and a weight like any category: it is part of the linear terms, of the pairs with
-    every feature, and of the hidden layers. The linear layer weighs the three parts, which Guo et al. add up. The
-    backbone is always a DeepFM, whatever that of the other families. Ranking by it as usual is method ctr1.
-    """
-
-    backbone: DeepFM
     outputs = 1
-
-    def __init__(self, featurizer: Featurizer, positions: int, _: Backbone, *shape: Any) -> None:
-        place = Categorical("position", tuple(str(k) for k in range(1, positions + 1)))  # position k has code k
-        fields = replace(featurizer, categorical=(*featurizer.categorical, place))
-        super().__init__(fields, positions, "deepfm", *shape)
+    takes_position = True
 
     def table(self, outputs: Tensor) -> Tensor:
         return log_sigmoid(outputs[..., 0])
@@ -149,6 +123,18 @@ class DeepFMHead(Head):
     def at(self, numeric: Tensor, categorical: Tensor, item: Tensor, position: Tensor) -> Tensor:
         fields = torch.cat([categorical[item], position[:, None]], dim=1)
         return self.table(self.output(self.backbone(numeric[item], fields)))
+
+
+class DeepFMHead(PositionHead):
+    """DeepFM (Guo et al. 2017) with the position as a field, as clicks are predicted in production.
+
+    The position has an embedding and a weight like any category: it is part of the linear terms, of the pairs with
+    every feature, and of the hidden layers. The linear layer weighs the three parts, which Guo et al. add up. The
+    backbone is always a DeepFM, whatever that of the other families. Ranking by it as usual is method ctr1.
+    """
+
+    def __init__(self, featurizer: Featurizer, positions: int, _: Backbone, *shape: Any) -> None:
+        super().__init__(featurizer, positions, "deepfm", *shape)
 
 
 _HEADS: dict[NetworkFamily, type[Head]] = {

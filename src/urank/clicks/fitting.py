@@ -53,7 +53,9 @@ class ClickConfig(BaseModel):
     )
     mix: bool = Field(False, description="always keep the mean of all families")
     ensemble: int = Field(1, ge=1, le=100, description="number of random seeds whose predictions are averaged")
-    backbone: Backbone = Field("mlp", description="backbone of the networks: a multilayer perceptron, or a DeepFM")
+    backbone: Backbone = Field(
+        "mlp", description="backbone of the networks: a multilayer perceptron, a DeepFM, or a PNN"
+    )
     hidden: tuple[int, ...] | None = Field(
         None, min_length=1, description="sizes of the hidden layers; by default 64 for shrunk, 128 and 64 for others"
     )

@@ -43,7 +43,7 @@ from urank.clicks.shrunk import ONE, ShrunkClicks
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError
 from urank.learning.features import Featurizer
-from urank.learning.networks import DeepFM, FeatureLayer, Perceptron
+from urank.learning.networks import BackboneNetwork, DeepFM, FeatureLayer, FieldNetwork, Perceptron, ProductNetwork
 from urank.ranking.ranking_model import RankingModel, Scorer
 from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
@@ -251,57 +251,113 @@ def _feature_layer(builder: GraphBuilder, layer: FeatureLayer, numeric: str) -> 
     return builder.concat(known, builder.cast(indicators, FLOAT))
 
 
-def _backbone(builder: GraphBuilder, module: Perceptron | DeepFM, numeric: str, codes: str) -> str:
+def _backbone(builder: GraphBuilder, module: BackboneNetwork, numeric: str, codes: str) -> str:
     """Compute the features `[rows, width]` behind the last hidden layer."""
     return _translation(BACKBONES, module)(builder, module, numeric, codes)
 
 
 def _perceptron(builder: GraphBuilder, module: Perceptron, numeric: str, codes: str) -> str:
+    return builder.sequential(_concatenated(builder, module, numeric, codes), module.layers)
+
+
+def _concatenated(builder: GraphBuilder, module: Perceptron, numeric: str, codes: str) -> str:
     parts = [_feature_layer(builder, module.features, numeric)]
     parts += [builder.embedding(codes, place, table) for place, table in enumerate(module.embeddings.parameters())]
-    return builder.sequential(builder.concat(*parts), module.layers)
+    return builder.concat(*parts)
 
 
 def _deepfm(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str) -> str:
-    fields, wide = _fields(builder, module, numeric, codes, len(module.embeddings))
+    fields, wide = _fields(builder, module, numeric, codes), _wide(builder, module, numeric, codes)
     deep = builder.sequential(builder.node("Flatten", fields), module.layers)
     return builder.concat(deep, _pairwise(builder, fields), wide)
 
 
+def _product_network(builder: GraphBuilder, module: ProductNetwork, numeric: str, codes: str) -> str:
+    fields = _fields(builder, module, numeric, codes)
+    summed = _weighted_sums(builder, fields, module.theta)
+    first = builder.affine(builder.node("Flatten", fields), *module.layers[0].parameters())
+    first = builder.node("Add", first, _sum_of_squares(builder, summed))
+    return builder.sequential(first, list(module.layers)[1:])
+
+
+# With each category of the last field in turn, `[rows, N, width]`: `for_each_last` of each backbone.
+
+
+def _each(builder: GraphBuilder, tensor: str, operator: str, by_category: Tensor) -> str:
+    """Combine a tensor `[rows, …]` with one of each category `[N, …]` to `[rows, N, …]`."""
+    row = builder.node("Unsqueeze", tensor, builder.constant([1]))
+    return builder.node(operator, row, builder.constant(by_category))
+
+
+def _perceptron_for_each_last(builder: GraphBuilder, module: Perceptron, numeric: str, codes: str) -> str:
+    weight, bias = module.layers[0].parameters()
+    before = weight.shape[1] - module.one_hot
+    shared = builder.affine(_concatenated(builder, module, numeric, codes), weight[:, :before], bias)
+    return builder.sequential(_each(builder, shared, "Add", weight[:, before:].T), list(module.layers)[1:])
+
+
 def _deepfm_for_each_last(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str) -> str:
-    """Compute `DeepFM.for_each_last`, `[rows, N, width]`."""
-    fields, wide = _fields(builder, module, numeric, codes, len(module.embeddings) - 1)
+    fields = _fields(builder, module, numeric, codes, but_last=True)
+    wide = _wide(builder, module, numeric, codes, but_last=True)
     (last,), (last_wide,) = module.embeddings[-1].parameters(), module.wide_categories[-1].parameters()
     weight, bias = module.layers[0].parameters()
     known, before = last[1:], weight.shape[1] - last.shape[1]
     axis = builder.constant([1])
-
-    def each(tensor: str, operator: str, by_category: Tensor) -> str:
-        return builder.node(operator, builder.node("Unsqueeze", tensor, axis), builder.constant(by_category))
-
     shared = builder.affine(builder.node("Flatten", fields), weight[:, :before], bias)
-    first = each(shared, "Add", linear(known, weight[:, before:]))
+    first = _each(builder, shared, "Add", linear(known, weight[:, before:]))
     total = builder.node("ReduceSum", fields, axis, keepdims=0)
     pairs = builder.node("Unsqueeze", _pairwise(builder, fields), axis)
-    pairs = builder.node("Add", pairs, each(total, "Mul", known))
-    return builder.concat(
-        builder.sequential(first, list(module.layers)[1:]), pairs, each(wide, "Add", last_wide[1:]), axis=2
-    )
+    pairs = builder.node("Add", pairs, _each(builder, total, "Mul", known))
+    deep = builder.sequential(first, list(module.layers)[1:])
+    return builder.concat(deep, pairs, _each(builder, wide, "Add", last_wide[1:]), axis=2)
 
 
-def _fields(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str, categories: int) -> tuple[str, str]:
-    """Compute the embeddings `[rows, fields, width]` and the wide sum `[rows, 1]` of numbers and first categories."""
-    fields, terms = [], []
+def _product_network_for_each_last(builder: GraphBuilder, module: ProductNetwork, numeric: str, codes: str) -> str:
+    fields = _fields(builder, module, numeric, codes, but_last=True)
+    (last,), (weight, bias) = module.embeddings[-1].parameters(), module.layers[0].parameters()
+    known, before, theta = last[1:], weight.shape[1] - last.shape[1], module.theta
+    summed = _weighted_sums(builder, fields, theta[:, :-1])
+    crossed = builder.node("Einsum", summed, builder.constant(2 * known), equation="rnw,kw->rkn")
+    crossed = builder.node("Mul", crossed, builder.constant(theta[:, -1]))
+    own = (known**2).sum(dim=1, keepdim=True) * theta[:, -1] ** 2 + linear(known, weight[:, before:])
+    shared = builder.affine(builder.node("Flatten", fields), weight[:, :before], bias)
+    shared = builder.node("Add", shared, _sum_of_squares(builder, summed))
+    first = builder.node("Add", _each(builder, shared, "Add", own), crossed)
+    return builder.sequential(first, list(module.layers)[1:])
+
+
+def _fields(builder: GraphBuilder, module: FieldNetwork, numeric: str, codes: str, *, but_last: bool = False) -> str:
+    """Compute the embeddings `[rows, fields, width]` of numbers and categories."""
+    fields = []
+    if module.features.width:
+        column = builder.node("Unsqueeze", _feature_layer(builder, module.features, numeric), builder.constant([2]))
+        fields.append(builder.node("Mul", column, builder.constant(module.directions)))
+    tables = list(module.embeddings.parameters())
+    for place, table in enumerate(tables[:-1] if but_last else tables):
+        fields.append(builder.node("Unsqueeze", builder.embedding(codes, place, table), builder.constant([1])))
+    return builder.concat(*fields)
+
+
+def _wide(builder: GraphBuilder, module: DeepFM, numeric: str, codes: str, *, but_last: bool = False) -> str:
+    """Compute the wide sum `[rows, 1]`."""
+    terms = []
     if module.features.width:  # not every runtime multiplies matrices of width 0
         scaled = _feature_layer(builder, module.features, numeric)
-        column = builder.node("Unsqueeze", scaled, builder.constant([2]))
-        fields.append(builder.node("Mul", column, builder.constant(module.directions)))
         terms.append(builder.node("MatMul", scaled, builder.constant(module.wide)))
-    tables = zip(module.embeddings.parameters(), module.wide_categories.parameters(), strict=True)
-    for place, (table, weights) in zip(range(categories), tables, strict=False):
-        fields.append(builder.node("Unsqueeze", builder.embedding(codes, place, table), builder.constant([1])))
-        terms.append(builder.embedding(codes, place, weights))
-    return builder.concat(*fields), builder.node("Sum", *terms)
+    weights = list(module.wide_categories.parameters())
+    for place, table in enumerate(weights[:-1] if but_last else weights):
+        terms.append(builder.embedding(codes, place, table))
+    return builder.node("Sum", *terms)
+
+
+def _weighted_sums(builder: GraphBuilder, fields: str, weights: Tensor) -> str:
+    """Sum fields `[rows, fields, width]` with weights `[n, fields]`, `[rows, n, width]`."""
+    return builder.node("Einsum", fields, builder.constant(weights), equation="rfw,nf->rnw")
+
+
+def _sum_of_squares(builder: GraphBuilder, tensor: str) -> str:
+    """Sum the squares `[rows, n]` of `[rows, n, width]`."""
+    return builder.node("ReduceSum", builder.node("Mul", tensor, tensor), builder.constant([2]), keepdims=0)
 
 
 def _pairwise(builder: GraphBuilder, fields: str) -> str:
@@ -315,8 +371,16 @@ def _pairwise(builder: GraphBuilder, fields: str) -> str:
 BACKBONES: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
     Perceptron: _perceptron,
     DeepFM: _deepfm,
+    ProductNetwork: _product_network,
 }
 """Functions of the builder, the module, and the tensors of numbers and codes; they return `[rows, width]`."""
+
+EACH_LAST: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
+    Perceptron: _perceptron_for_each_last,
+    DeepFM: _deepfm_for_each_last,
+    ProductNetwork: _product_network_for_each_last,
+}
+"""The same for their `for_each_last`, which returns `[rows, N, width]`."""
 
 
 def _outputs(builder: GraphBuilder, head: Head, numeric: str, codes: str) -> str:
@@ -347,14 +411,8 @@ def _pbm(builder: GraphBuilder, head: PBMHead, numeric: str, codes: str) -> str:
 
 
 def _position(builder: GraphBuilder, head: PositionHead, numeric: str, codes: str) -> str:
-    items = builder.node("Unsqueeze", _outputs(builder, head, numeric, codes), builder.constant([1]))
-    mixed = builder.sequential(builder.node("Add", items, builder.constant(head.places.weight)), head.mix)
-    return builder.log_sigmoid(builder.node("Squeeze", mixed, builder.constant([2])))
-
-
-def _deepfm_head(builder: GraphBuilder, head: DeepFMHead, numeric: str, codes: str) -> str:
-    outputs = builder.linear(_deepfm_for_each_last(builder, head.backbone, numeric, codes), head.output)
-    return builder.log_sigmoid(builder.node("Squeeze", outputs, builder.constant([2])))
+    made = _translation(EACH_LAST, head.backbone)(builder, head.backbone, numeric, codes)
+    return builder.log_sigmoid(builder.node("Squeeze", builder.linear(made, head.output), builder.constant([2])))
 
 
 HEADS: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
@@ -363,7 +421,7 @@ HEADS: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
     MonotoneHead: _monotone,
     PBMHead: _pbm,
     PositionHead: _position,
-    DeepFMHead: _deepfm_head,
+    DeepFMHead: _position,
 }
 """Functions of the builder, the head, and the tensors of numbers and codes; they return `log_ctr[rows, K]`."""
 

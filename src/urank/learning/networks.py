@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from urank.errors import ConfigError
 from urank.learning.features import Featurizer
 
-Backbone = Literal["mlp", "deepfm"]
+Backbone = Literal["mlp", "deepfm", "pnn"]
+
+EMBEDDING = 8
+"""Width of the embeddings of DeepFM and PNN."""
 
 
 def chunk_rows(device: torch.device) -> int:
@@ -62,44 +66,80 @@ class FeatureLayer(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Concatenated features and embeddings, followed by hidden layers."""
+    """Concatenated features and embeddings, followed by hidden layers; the last field may be one-hot instead."""
 
-    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
+    def __init__(
+        self, featurizer: Featurizer, hidden: Sequence[int], dropout: float, *, one_hot_last: bool = False
+    ) -> None:
         super().__init__()
+        embedded = featurizer.cardinalities[:-1] if one_hot_last else featurizer.cardinalities
+        self.one_hot = featurizer.cardinalities[-1] - 1 if one_hot_last else 0
         self.features = FeatureLayer(featurizer)
-        self.embeddings = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in featurizer.cardinalities)
-        width = self.features.width + sum(map(embedding_width, featurizer.cardinalities))
+        self.embeddings = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in embedded)
+        width = self.features.width + sum(map(embedding_width, embedded)) + self.one_hot
         self.layers = hidden_layers(width, hidden, dropout)
         self.width = hidden[-1] if hidden else width
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
-        parts = [self.features(numeric)]
-        parts += [embedding(categorical[:, place]) for place, embedding in enumerate(self.embeddings)]
-        result: Tensor = self.layers(torch.cat(parts, dim=1))
+        made = self._concatenated(numeric, categorical)
+        if self.one_hot:
+            made = torch.cat([made, torch.eye(self.one_hot).to(made)[categorical[:, -1] - 1]], dim=1)
+        result: Tensor = self.layers(made)
         return result
 
+    def for_each_last(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        """Compute `forward` with each of the N categories of the one-hot field in turn, `[rows, N, width]`.
 
-class DeepFM(nn.Module):
-    """DeepFM (Guo et al. 2017): wide part, factorisation machine and hidden layers over the same fields.
+        `categorical` has no column for that field, whose categories each add a column of the first hidden layer.
+        """
+        weight, bias = self.layers[0].parameters()
+        before = weight.shape[1] - self.one_hot
+        shared = linear(self._concatenated(numeric, categorical), weight[:, :before], bias)
+        result: Tensor = self.layers[1:](shared[:, None] + weight[:, before:].T)
+        return result
 
-    Each field has an embedding v: a table row for a category, a vector times the scaled value for a number. The output
-    is the last hidden layer, ½((Σv)² − Σv²) in every dimension of the embeddings, and the wide sum.
+    def _concatenated(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        parts = [self.features(numeric)]
+        parts += [embedding(categorical[:, place]) for place, embedding in enumerate(self.embeddings)]
+        return torch.cat(parts, dim=1)
+
+
+class FieldNetwork(nn.Module):
+    """Shared part of DeepFM and PNN: each field has an embedding v of `EMBEDDING` numbers, and `layers` read them all.
+
+    An embedding is a table row for a category, a vector times the scaled value for a number.
     """
 
-    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float, width: int = 8) -> None:
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
         self.features = FeatureLayer(featurizer)
-        fields = self.features.width + len(featurizer.categorical)
-        self.directions = nn.Parameter(torch.randn(self.features.width, width) * 0.1)
-        self.embeddings = nn.ModuleList(nn.Embedding(n, width) for n in featurizer.cardinalities)
-        self.wide = nn.Parameter(torch.zeros(self.features.width, 1))
-        self.wide_categories = nn.ModuleList(nn.Embedding(n, 1) for n in featurizer.cardinalities)
+        self.directions = nn.Parameter(torch.randn(self.features.width, EMBEDDING) * 0.1)
+        self.embeddings = nn.ModuleList(nn.Embedding(n, EMBEDDING) for n in featurizer.cardinalities)
         for table in self.embeddings.parameters():
             nn.init.normal_(table, std=0.1)
+        self.n_fields = self.features.width + len(featurizer.categorical)
+        self.layers = hidden_layers(self.n_fields * EMBEDDING, hidden, dropout)
+
+    def embed(self, scaled: Tensor, categorical: Tensor) -> Tensor:
+        """Compute the embeddings `[rows, fields, width]` of scaled numbers and of the columns of codes passed."""
+        fields = scaled[:, :, None] * self.directions
+        codes = [self.embeddings[place](categorical[:, place])[:, None] for place in range(categorical.shape[1])]
+        return torch.cat([fields, *codes], dim=1)
+
+
+class DeepFM(FieldNetwork):
+    """DeepFM (Guo et al. 2017): wide part, factorisation machine and hidden layers over the same fields.
+
+    The output is the last hidden layer, ½((Σv)² − Σv²) in every dimension of the embeddings, and the wide sum.
+    """
+
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__(featurizer, hidden, dropout)
+        self.wide = nn.Parameter(torch.zeros(self.features.width, 1))
+        self.wide_categories = nn.ModuleList(nn.Embedding(n, 1) for n in featurizer.cardinalities)
         for table in self.wide_categories.parameters():
             nn.init.zeros_(table)
-        self.layers = hidden_layers(fields * width, hidden, dropout)
-        self.width = (hidden[-1] if hidden else fields * width) + width + 1
+        self.width = (hidden[-1] if hidden else self.n_fields * EMBEDDING) + EMBEDDING + 1
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         fields, wide = self._fields(numeric, categorical)
@@ -123,12 +163,47 @@ class DeepFM(nn.Module):
     def _fields(self, numeric: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the embeddings v `[rows, fields, width]` and the wide sum `[rows, 1]` of the columns passed."""
         scaled = self.features(numeric)
-        fields = scaled[:, :, None] * self.directions
         wide = scaled @ self.wide
         for place in range(categorical.shape[1]):
-            fields = torch.cat([fields, self.embeddings[place](categorical[:, place])[:, None, :]], dim=1)
             wide = wide + self.wide_categories[place](categorical[:, place])
-        return fields, wide
+        return self.embed(scaled, categorical), wide
+
+
+class ProductNetwork(FieldNetwork):
+    """PNN with inner products (Qu et al. 2016): the first hidden layer also reads the products of all pairs of fields.
+
+        first_n = ReLU(W_n · (v_1 … v_f) + b_n + Σ_i Σ_j θ_ni θ_nj ⟨v_i, v_j⟩)
+
+    The weights of the pairs have rank 1, so that the double sum is |Σ_i θ_ni v_i|². A hidden layer is required.
+    """
+
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
+        if not hidden:
+            raise ConfigError("hidden must have at least one layer for the backbone pnn, which adds products to it")
+        super().__init__(featurizer, hidden, dropout)
+        self.theta = nn.Parameter(torch.randn(hidden[0], self.n_fields) * self.n_fields**-0.5)
+        self.width = hidden[-1]
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        fields = self.embed(self.features(numeric), categorical)
+        products = (torch.einsum("rfw,nf->rnw", fields, self.theta) ** 2).sum(dim=2)
+        result: Tensor = self.layers[1:](self.layers[0](fields.flatten(1)) + products)
+        return result
+
+    def for_each_last(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        """Compute `forward` with each of the N known categories of the last field in turn, `[rows, N, width]`.
+
+        As in `DeepFM`; a category u adds 2 θ_n ⟨u, Σθv⟩ + θ_n² |u|² to the products.
+        """
+        fields = self.embed(self.features(numeric), categorical)
+        (last,), (weight, bias) = self.embeddings[-1].parameters(), self.layers[0].parameters()
+        known, before = last[1:], weight.shape[1] - last.shape[1]
+        summed = torch.einsum("rfw,nf->rnw", fields, self.theta[:, :-1])
+        crossed = 2 * torch.einsum("rnw,kw->rkn", summed, known) * self.theta[:, -1]
+        own = (known**2).sum(dim=1, keepdim=True) * self.theta[:, -1] ** 2 + linear(known, weight[:, before:])
+        shared = linear(fields.flatten(1), weight[:, :before], bias) + (summed**2).sum(dim=2)
+        result: Tensor = self.layers[1:]((shared[:, None] + crossed + own).contiguous())
+        return result
 
 
 def pairwise(fields: Tensor) -> Tensor:
@@ -149,6 +224,16 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Seque
     return nn.Sequential(*layers)
 
 
-def build_backbone(kind: Backbone, features: Featurizer, hidden: Sequence[int], dropout: float) -> Perceptron | DeepFM:
-    """Build a backbone, `forward(numeric[rows, F], categorical[rows, C]) -> [rows, width]`."""
-    return (DeepFM if kind == "deepfm" else Perceptron)(features, hidden, dropout)
+BackboneNetwork = Perceptron | DeepFM | ProductNetwork
+
+
+def build_backbone(
+    kind: Backbone, features: Featurizer, hidden: Sequence[int], dropout: float, *, one_hot_last: bool = False
+) -> BackboneNetwork:
+    """Build a backbone, `forward(numeric[rows, F], categorical[rows, C]) -> [rows, width]`.
+
+    With `one_hot_last` a perceptron reads the last field as one-hot; the others embed it like any field.
+    """
+    if kind == "mlp":
+        return Perceptron(features, hidden, dropout, one_hot_last=one_hot_last)
+    return (DeepFM if kind == "deepfm" else ProductNetwork)(features, hidden, dropout)
