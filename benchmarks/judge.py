@@ -133,7 +133,7 @@ def one_log(name: str, seed: int, *, quick: bool = False) -> dict[str, Any]:
 def true_utilities(simulation: Simulation, dataset: Dataset, policies: Sequence[Policy]) -> dict[str, float]:
     """Compute the mean true utility per list of each policy on the test split."""
     candidates = simulation.candidates.with_row_index("row")
-    name = "table" if "table" in candidates.columns else "relevance_probability"
+    name = simulation.oracle.truth_name
     truth = np.array(candidates[name].to_list(), dtype=np.float64)
     row_of = candidates.select("item_id", "row")
     columns = dict.fromkeys([column for policy in policies for column in policy.columns] + ["item_id", "position"])

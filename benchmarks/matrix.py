@@ -201,7 +201,7 @@ def shuffled_candidates(simulation: Simulation) -> tuple[pl.DataFrame, NDArray[n
     frame = simulation.candidates
     query = frame["query_id"].rle_id().to_numpy()
     frame = frame[np.lexsort((np.random.default_rng(simulation.config.seed).random(frame.height), query))]
-    name = "table" if "table" in frame.columns else "relevance_probability"
+    name = simulation.oracle.truth_name
     truth = np.array(frame[name].to_list(), dtype=np.float64)
     return frame.drop(name, "relevance"), offsets_of_runs(query), truth
 

@@ -38,7 +38,7 @@ from urank.log.svmlight import Letor
         ({"sesions": 3}, "Extra inputs are not permitted"),
         ({"queries": 0}, "greater than or equal to 1"),
         ({"positions": 0}, "greater than or equal to 1"),
-        ({"user": "robot"}, "Input should be 'item', 'query', 'pbm', 'cascade' or 'trust'"),
+        ({"user": "robot"}, "Input should be 'item', 'query', 'pbm', 'cascade', 'trust', 'grid', .*'patience'"),
         ({"scaling": "zscore"}, "Input should be 'minmax', 'log' or 'rank'"),
         ({"eta": -1}, "greater than or equal to 0"),
         ({"eta": float("nan")}, "finite number"),
@@ -286,6 +286,18 @@ def test_cascade_gives_relevance_instead_of_a_table() -> None:
     assert simulation.log.group_by(LIST).agg(pl.col("click").sum())["click"].max() == 1
 
 
+def test_attention_depends_on_the_selected_features_only() -> None:
+    weights = np.array(run(features=30, attention_features=10).oracle.weights)
+    assert len(weights) == 30
+    assert np.count_nonzero(weights) == 10
+
+
+def test_neighbour_has_no_table() -> None:
+    simulation = run(user="neighbour")
+    assert "table" not in simulation.candidates.columns
+    assert np.array(simulation.candidates["table_alone"].to_list()).shape == (simulation.candidates.height, 10)
+
+
 def test_parts_do_not_disturb_one_another(plain: Simulation) -> None:
     """More sessions change neither documents nor users nor loggers; other users change only the clicks."""
     longer = run(sessions=7)
@@ -371,7 +383,7 @@ def test_all_files_are_there_and_hold_what_was_simulated(simulation: Simulation,
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"values": (1, 3), "randomise": "shuffle", "randomise_share": 0.2}, {"user": "cascade"}, {"scaling": "rank"}],
+    [{}, {"values": (1, 3), "randomise": "shuffle", "randomise_share": 0.2}, {"user": "patience"}, {"scaling": "rank"}],
 )
 def test_same_seed_same_bytes(changes: dict[str, Any], tmp_path: Path) -> None:
     first, again = (write(run_small(**changes), tmp_path / name) for name in ("a", "b"))

@@ -226,6 +226,89 @@ def test_the_cascade_has_no_table_but_a_truth() -> None:
     assert_array_equal(oracle("item").truth(X, LABEL, OFFSETS), oracle("item").table(X, LABEL, OFFSETS))
 
 
+S = np.maximum(0.7 * X[:, 0] - 0.7 * X[:, 1] + 1, 0)  # the exponent of each row of X
+
+
+def test_grid_has_two_columns_and_the_right_one_gets_less() -> None:
+    curve = oracle("grid", positions=5).examination(X, OFFSETS)
+    for row, s in enumerate(S):
+        assert_allclose(curve[row], [1, 0.6, 2**-s, 0.6 * 2**-s, 3**-s])
+    assert (curve[0, 2] > curve[0, 1]) == (2 ** -S[0] > 0.6)
+    assert (np.diff(curve, axis=1) > 0).any()  # no family with a falling curve contains it
+
+
+def test_carousel_attention_rises_at_the_start_of_a_shelf() -> None:
+    curve = oracle("carousel", positions=12).examination(X, OFFSETS)
+    for row, s in enumerate(S):
+        tiles = [1, 2**-s, 3**-s, 4**-s, 5**-s]
+        assert_allclose(curve[row], [*tiles, *np.divide(tiles, 2), *np.divide(tiles[:2], 3)])
+
+
+def test_fold_steps_at_screens_whose_size_depends_on_the_query() -> None:
+    curve = oracle("fold", positions=8).examination(X, OFFSETS)
+    means = [S[:2].mean(), S[2:].mean()]
+    assert means[0] < 1 <= means[1]
+    for row, s in enumerate(S):
+        screens = [1, 1, 1, 1, 1, 1, 2, 2] if row < 2 else [1, 1, 1, 2, 2, 2, 3, 3]
+        assert_allclose(curve[row], [screen**-s for screen in screens])
+
+
+def test_no_falling_curve_times_a_slope_fits_the_new_tables() -> None:
+    """log P = log r − s(i) g(k): in `monotone` the falls of two items are proportional, in these they are not."""
+    for user, proportional in (("item", True), ("grid", False), ("carousel", False), ("fold", False)):
+        falls = -np.log(oracle(user, positions=8).examination(X, OFFSETS))[:, 1:]
+        rank = np.linalg.matrix_rank(falls, tol=1e-9)
+        assert (rank == 1) == proportional, user
+
+
+def test_neighbour_loses_half_the_relevance_of_the_item_above() -> None:
+    user = oracle("neighbour")
+    truth = user.truth(X, LABEL, OFFSETS)
+    r = user.relevance(LABEL)
+    assert_allclose(truth, oracle("item").table(X, LABEL, OFFSETS))
+    positions = np.array([2, 1, 4, 1, 2])  # the third item has no place
+    expected = [
+        r[0] * 2 ** -S[0] * (1 - r[1] / 2),
+        r[1],
+        0.0,
+        r[3],
+        r[4] * 2 ** -S[4] * (1 - r[3] / 2),
+    ]
+    assert_allclose(user.click_probabilities(truth, positions, OFFSETS), expected)
+    with pytest.raises(ConfigError, match="neighbour user has no click table"):
+        user.table(X, LABEL, OFFSETS)
+
+
+def test_patience_differs_between_sessions_and_is_shared_within_one() -> None:
+    user = oracle("patience", positions=4)
+    table = user.table(X, LABEL, OFFSETS)
+    exponents = [0.25, 0.5, 1, 2, 4]
+    mean = [np.mean([k ** -(m * S[2]) for m in exponents]) for k in (1, 2, 3, 4)]
+    assert_allclose(table[2], user.relevance(LABEL)[2] * np.array(mean))
+    two = Oracle("patience", positions=4, label_max=4.0, weights=(1.0, -1.0))
+    x, sessions = np.array([[1.0, 0.0], [1.0, 0.0]]), 20_000  # s = 2: at positions 3 and 4 patience decides
+    truth = two.truth(x, [4, 4], np.array([0, 2]))
+    clicks = two.sample_clicks(
+        truth,
+        np.tile([3, 4], sessions),
+        np.arange(0, 2 * sessions + 1, 2),
+        np.random.default_rng(0),
+        rows=np.tile([0, 1], sessions),
+        x=x,
+    ).reshape(sessions, 2)
+    both = np.mean([3.0 ** (-2 * m) * 4.0 ** (-2 * m) for m in exponents])
+    assert abs(clicks.all(axis=1).mean() - both) < 4 * np.sqrt(both / sessions)
+    assert both > 2 * truth[0, 2] * truth[1, 3]  # far from independent
+
+
+def test_selected_features_alone_have_a_weight() -> None:
+    w = attention_weights(30, 0.7, np.random.default_rng(0), selected=10)
+    assert np.count_nonzero(w) == 10
+    assert abs(w.sum()) < 1e-12
+    with pytest.raises(ConfigError, match="attention_features must be from 1 to the number of features, 30; got 31"):
+        attention_weights(30, 0.7, np.random.default_rng(0), selected=31)
+
+
 def test_the_denominator_used_is_always_recorded() -> None:
     assert oracle("pbm").to_dict()["denominator"] == 15.0
     assert oracle("pbm", denominator=31.0).to_dict()["denominator"] == 31.0
@@ -234,7 +317,8 @@ def test_the_denominator_used_is_always_recorded() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"user": "robot"}, "user must be one of item, query, pbm, cascade, trust; got 'robot'"),
+        ({"user": "patience", "weights": ()}, "the user 'patience' needs weights"),
+        ({"user": "robot"}, "user must be one of item, query, pbm, cascade, trust, grid, .*; got 'robot'"),
         ({"positions": 0}, "positions must be at least 1; got 0"),
         ({"label_max": 0.0}, "label_max must be above 0; got 0"),
         ({"denominator": 14.0}, "denominator must be at least .* = 15; got 14"),

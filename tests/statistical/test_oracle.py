@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -14,7 +14,7 @@ from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate
 from urank.lab.user_models import Oracle, User, table_probabilities
 from urank.log.ragged import offsets_of_runs, pad, positions_by_score, where_items
 
-USERS: list[User] = ["item", "query", "pbm", "cascade", "trust"]
+USERS: tuple[User, ...] = get_args(User)
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -31,6 +31,7 @@ def test_sampled_clicks_have_the_stated_probabilities(user: User) -> None:
         np.arange(0, 5 * repeats + 1, 5),
         np.random.default_rng(1),
         rows=np.tile(np.arange(5), repeats),
+        x=x,
     ).reshape(repeats, 5)
     error = np.abs(clicks.mean(axis=0) - expected)
     assert (error <= 4 * np.sqrt(expected * (1 - expected) / repeats)).all()
@@ -58,8 +59,7 @@ def test_click_rates_in_the_log_match_the_truth(user: User, randomise: dict[str,
 
 def _probabilities(simulation: Simulation) -> np.ndarray:
     """P(click) of each row of the log, from the candidates as they are written."""
-    name = "relevance_probability" if simulation.oracle.user == "cascade" else "table"
-    truth = np.array(simulation.candidates[name].to_list())
+    truth = np.array(simulation.candidates[simulation.oracle.truth_name].to_list())
     rows = simulation.log.select("item_id").join(
         simulation.candidates.select("item_id").with_row_index(), on="item_id", how="left", maintain_order="left"
     )

@@ -46,7 +46,7 @@ def _output(content: str) -> Any:
 _SIMULATION = {
     "Documents": "data queries features noise candidates values",
     "Traffic": "positions sessions loggers traffic label_share",
-    "Users": "user eta epsilon gamma label_max denominator scaling",
+    "Users": "user eta attention_features epsilon gamma label_max denominator scaling",
     "Truth": "truth valid test",
     "Options": "seed",
 }

@@ -24,7 +24,15 @@ from pydantic import Field, model_validator
 from urank.config import Settings
 from urank.errors import ConfigError
 from urank.lab.logging_policies import Randomisation, draw_placements, logger_positions, logging_probability
-from urank.lab.user_models import Oracle, Scaling, User, attention_weights, scale01, scaling_bounds
+from urank.lab.user_models import (
+    UNWEIGHTED,
+    Oracle,
+    Scaling,
+    User,
+    attention_weights,
+    scale01,
+    scaling_bounds,
+)
 from urank.log.columns import MAX_POSITION
 from urank.log.ragged import list_ids
 from urank.log.splits import SPLITS, check_shares, split_by_hash, stable_hash
@@ -161,8 +169,20 @@ class SimulationConfig(Settings):
     label_share: float = Field(0.01, gt=0, le=1, description="share of the queries on which a logger is trained")
     randomise: Randomisation = Field("none", description="randomisation of a logger's order")
     randomise_share: float = Field(0.0, ge=0, le=1, description="share of the randomised sessions")
-    user: User = Field("item", description="user model; `item` is the paper's")
-    eta: float = Field(1.5, ge=0, le=1000, description="η: spread of the attention weights of the users item and query")
+    user: User = Field(
+        "item",
+        description="user model: item (the paper's), query, pbm, trust and cascade; or users whose curves no click "
+        "family has: grid, carousel, fold, neighbour and patience",
+    )
+    eta: float = Field(
+        1.5, ge=0, le=1000, description="η: spread of the attention weights, of all users but pbm, cascade and trust"
+    )
+    attention_features: int | None = Field(
+        None,
+        ge=1,
+        description="number of features that attention depends on, selected at random; all by default, 10 in the "
+        "paper's released code, with eta 0.7",
+    )
     epsilon: float = Field(0.1, ge=0, lt=1, description="ε: click probability of an irrelevant document, once examined")
     gamma: float = Field(1.0, ge=0, le=1000, description="examination 1/k^gamma of the users pbm and trust")
     label_max: float | None = Field(
@@ -211,8 +231,8 @@ class Simulation:
     """An impression log and the truth behind it.
 
     The log has a row for each impression, sorted by query, session and position. The candidates are the documents of
-    the test queries (or of all) with `table`, the list of their K true click probabilities; for cascade users
-    `relevance_probability` instead.
+    the test queries (or of all) with `table`, the list of their K true click probabilities; `relevance_probability` or
+    `table_alone` instead for users whose clicks depend on the items above (see `Oracle.truth`).
     """
 
     config: SimulationConfig
@@ -251,13 +271,13 @@ def simulate(config: SimulationConfig, report: Report = silent) -> Simulation:
     else:
         scaled = scale01(data.features[keep], config.scaling, bounds=bounds)
     truth = oracle.truth(scaled, data.label[keep], offsets)
-    candidates = _candidates(config, items, truth)
+    candidates = _candidates(config, items, oracle.truth_name, truth)
     report("simulate", 2, 4)
 
     weak: dict[str, Any] = {"loggers": config.loggers, "label_share": config.label_share, "rng": rng["loggers"]}
     ranks = logger_positions(data.features[keep], data.label[keep], offsets, **weak)
     report("simulate", 3, 4)
-    log = _log(config, items, offsets, ranks, oracle, truth, rng)
+    log = _log(config, items, offsets, ranks, oracle, truth, scaled, rng)
     report("simulate", 4, 4)
     return Simulation(config, oracle, bounds, log, candidates)
 
@@ -332,7 +352,9 @@ def _oracle(config: SimulationConfig, data: Letor, rng: np.random.Generator) -> 
         raise ConfigError(f"labels are grades from 0 to {MOST_LABEL}; {config.data or 'the data'} has {highest:g}")
     if label_max < highest:
         raise ConfigError(f"label_max must be at least the highest label in the data, {highest:g}; got {label_max:g}")
-    weights = attention_weights(data.n_features, config.eta, rng).tolist() if config.user in ("item", "query") else ()
+    weights: list[float] = []
+    if config.user not in UNWEIGHTED:
+        weights = attention_weights(data.n_features, config.eta, rng, selected=config.attention_features).tolist()
     users: dict[str, Any] = {"epsilon": config.epsilon, "denominator": config.denominator, "gamma": config.gamma}
     return Oracle(config.user, config.positions, label_max, tuple(weights), **users)
 
@@ -350,8 +372,7 @@ def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: 
     return pl.DataFrame(columns)
 
 
-def _candidates(config: SimulationConfig, items: pl.DataFrame, truth: NDArray[np.float64]) -> pl.DataFrame:
-    name = "table" if truth.ndim == 2 else "relevance_probability"
+def _candidates(config: SimulationConfig, items: pl.DataFrame, name: str, truth: NDArray[np.float64]) -> pl.DataFrame:
     known = pl.Series(name, truth.astype(np.float32))
     known = known.arr.to_list() if truth.ndim == 2 else known
     if config.truth == "all":
@@ -367,6 +388,7 @@ def _log(
     ranks: Ints,
     oracle: Oracle,
     truth: NDArray[np.float64],
+    scaled: NDArray[np.float64],
     rng: dict[str, np.random.Generator],
 ) -> pl.DataFrame:
     K, kind, share = config.positions, config.randomise, config.randomise_share
@@ -387,7 +409,7 @@ def _log(
     row = by_rank[logger[session], session_query[session], base_rank - 1]
     position = place + 1
     session_offsets = np.concatenate([[0], np.cumsum(session_shown)])
-    clicks = oracle.sample_clicks(truth, position, session_offsets, rng["clicks"], rows=row)
+    clicks = oracle.sample_clicks(truth, position, session_offsets, rng["clicks"], rows=row, x=scaled)
     propensity = logging_probability(ranks, shown[query], traffic, kind=kind, share=share, K=K)[row, place]
     names = [f"logger-{n + 1}" for n in range(len(traffic))]
     policies = pl.Series([*names, *(f"{name}+{kind}" for name in names)])

@@ -54,7 +54,7 @@ def read_truth(folder: str | Path) -> pl.DataFrame:
         )
     truth = pl.read_parquet(path)
     if "table" not in truth.columns:
-        raise DataError(f"{path} has no click table: the clicks of cascade users depend on the items above")
+        raise DataError(f"{path} has no click table: the clicks of these users depend on the items above")
     return truth
 
 

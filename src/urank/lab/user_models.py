@@ -1,12 +1,24 @@
 """Simulated users: the true click probabilities of a simulation, and clicks drawn from them.
 
-An `Oracle` maps the candidates of a query to their *truth*. For every user model but one that is the table of Fig. 2 of
-the paper,
+An `Oracle` maps the candidates of a query to their *truth*. For most user models that is the table of Figure 2 of the
+paper,
 
     table[i, k] = P(click | item i shown at position k),          k = 1 … K
 
-where a click depends on the item and its position only. The cascade user has no such table, because its clicks depend
-on the items above; its truth is the relevance probability of each item.
+where a click depends on the item and its position only. The users `cascade` and `neighbour` have no such table, because
+their clicks depend on the items above: the truth of the cascade is the relevance probability of each item, that of
+`neighbour` the table of items with nothing above them.
+
+With s = max(wᵀx + 1, 0) of the item's features x, the paper's users (`item`) examine position k with probability 1/kˢ.
+That is the formula of the click family `monotone`. These users have other curves. `monotone` and `pbm` contain none of
+them; A1, A2 and `factorised` have a free curve for each item, but no family can represent `neighbour`, nor that the
+clicks of one session depend on its patience:
+
+    grid        0.6^[k is even] / rowˢ            two columns: position 2 is beside position 1, and 3 below it
+    carousel    1 / (shelf · tileˢ)               shelves of 5 tiles: attention rises at the start of a shelf
+    fold        1 / screenˢ                       steps; a screen has 3 or 6 positions, depending on the query
+    neighbour   1 / kˢ · (1 − r/2)                r is the relevance of the item above, which holds the attention
+    patience    1 / k^(m s)                       m is ¼, ½, 1, 2 or 4, drawn for each session
 """
 
 from __future__ import annotations
@@ -84,20 +96,45 @@ def query_means(x: NDArray[Any], offsets: Ints) -> Floats:
     return np.asarray((sums / np.maximum(np.diff(offsets), 1)[:, None])[list_ids(offsets)])
 
 
-User = Literal["item", "query", "pbm", "cascade", "trust"]
+User = Literal["item", "query", "pbm", "cascade", "trust", "grid", "carousel", "fold", "neighbour", "patience"]
+UNWEIGHTED: tuple[User, ...] = ("pbm", "cascade", "trust")
+"""Users whose attention does not depend on features."""
+WITHOUT_TABLE: dict[User, str] = {"cascade": "relevance_probability", "neighbour": "table_alone"}
+"""Users whose clicks depend on the items above, and the name of their truth."""
+
+COLUMNS, RIGHT_COLUMN = 2, 0.6
+SHELF = 5
+SCREENS = (3, 6)
+HELD = 0.5
+PATIENCE = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-def attention_weights(n_features: int, eta: float, rng: np.random.Generator) -> Floats:
+def attention_weights(n_features: int, eta: float, rng: np.random.Generator, *, selected: int | None = None) -> Floats:
     """Draw the weights w `[F]` of the attention bias (Section 5.2): uniform in [−η, η), centred so that they sum to 0.
 
-    Centring can move a weight past η, but never past 2η.
+    Centring can move a weight past η, but never past 2η. With `selected`, as many features chosen at random have a
+    weight, and the others 0.
 
     >>> w = attention_weights(50, 0.5, np.random.default_rng(0))
     >>> w.shape, bool(abs(w.sum()) < 1e-12), bool(abs(w).max() < 2 * 0.5)
     ((50,), True, True)
+    >>> int(np.count_nonzero(attention_weights(50, 0.5, np.random.default_rng(0), selected=10)))
+    10
     """
-    w = rng.uniform(-eta, eta, n_features)
-    return np.asarray(w - w.mean())
+    if selected is not None and not 1 <= selected <= n_features:
+        raise ConfigError(f"attention_features must be from 1 to the number of features, {n_features}; got {selected}")
+    w = rng.uniform(-eta, eta, n_features if selected is None else selected)
+    w -= w.mean()
+    if selected is None:
+        return np.asarray(w)
+    every = np.zeros(n_features)
+    every[rng.choice(n_features, selected, replace=False)] = w
+    return every
+
+
+def steepness(x: NDArray[Any], w: ArrayLike) -> Floats:
+    """Compute s = max(wᵀx + 1, 0) `[rows, 1]`, the exponent of the examination, of features `[rows, F]`."""
+    return np.maximum(np.asarray(x, dtype=np.float64) @ np.asarray(w, dtype=np.float64) + 1, 0)[:, None]
 
 
 def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
@@ -111,8 +148,41 @@ def examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
     >>> bool(np.isclose(examination(np.array([[0.5]]), [1.0], 3)[0, 2], 3**-1.5))
     True
     """
-    exponent = np.maximum(np.asarray(x, dtype=np.float64) @ np.asarray(w, dtype=np.float64) + 1, 0)
-    return np.asarray(np.exp(-exponent[:, None] * np.log(np.arange(1, K + 1))))
+    return np.asarray(np.exp(-steepness(x, w) * np.log(np.arange(1, K + 1))))
+
+
+def grid_examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
+    """Compute the examination `[rows, K]` of a grid with two columns, of which the right one gets less attention.
+
+    >>> grid_examination(np.array([[0.0]]), [1.0], 4).round(2).tolist()  # s = 1
+    [[1.0, 0.6, 0.5, 0.3]]
+    """
+    place = np.arange(K)
+    side = np.where(place % COLUMNS == 0, 1.0, RIGHT_COLUMN)
+    return np.asarray(side * (1.0 + place // COLUMNS) ** -steepness(x, w))
+
+
+def carousel_examination(x: NDArray[Any], w: ArrayLike, K: int) -> Floats:
+    """Compute the examination `[rows, K]` of shelves of 5 tiles: 1 / (shelf · tileˢ).
+
+    >>> carousel_examination(np.array([[0.0]]), [1.0], 6).round(2).tolist()  # s = 1
+    [[1.0, 0.5, 0.33, 0.25, 0.2, 0.5]]
+    """
+    place = np.arange(K)
+    return np.asarray((1.0 + place % SHELF) ** -steepness(x, w) / (1 + place // SHELF))
+
+
+def fold_examination(x: NDArray[Any], w: ArrayLike, K: int, offsets: Ints) -> Floats:
+    """Compute the examination `[rows, K]` of screens, 1 / screenˢ: items on one screen get the same attention.
+
+    A screen has 3 positions for queries whose documents have a mean s of at least 1, and 6 for others.
+
+    >>> fold_examination(np.array([[0.0]]), [1.0], 6, np.array([0, 1])).tolist()
+    [[1.0, 1.0, 1.0, 0.5, 0.5, 0.5]]
+    """
+    s = steepness(x, w)
+    size = np.where(query_means(s, offsets) >= 1, *SCREENS)
+    return np.asarray((1.0 + np.arange(K) // size) ** -s)
 
 
 def relevance_denominator(label_max: float) -> float:
@@ -190,6 +260,28 @@ def cascade_probabilities(relevance: NDArray[Any], positions: Ints, offsets: Int
     return np.asarray(probability[mask])
 
 
+def neighbour_probabilities(table: NDArray[Any], relevance: NDArray[Any], positions: Ints, offsets: Ints) -> Floats:
+    """Compute P(click) `[rows]` of users whose attention the item above holds with half its relevance.
+
+    P(click at k) = p_k (1 − r_above / 2). Items past the last position must have `table` and relevance 0.
+
+    Args:
+        table: `[rows]`, p of each item at its position with nothing above it.
+        relevance, positions: `[rows]`.
+        offsets: `[lists + 1]`.
+
+    >>> neighbour_probabilities(np.array([0.4, 0.8]), np.array([0.5, 0.8]), np.array([2, 1]), np.array([0, 2])).round(2)
+    array([0.24, 0.8 ])
+    """
+    mask = where_items(offsets)
+    order = np.argsort(np.where(mask, pad(positions, offsets), np.iinfo(np.int64).max), axis=1, kind="stable")
+    r = np.take_along_axis(pad(relevance.astype(np.float64), offsets), order, axis=1)
+    kept, above = np.ones_like(r), np.ones_like(r)
+    above[:, 1:] -= HELD * r[:, :-1]
+    np.put_along_axis(kept, order, above, axis=1)
+    return np.asarray(table * kept[mask])
+
+
 def sample_cascade(
     relevance: NDArray[Any], positions: Ints, offsets: Ints, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
@@ -213,13 +305,14 @@ class Oracle:
     Attributes:
         user: `item`: examination depends on position and item features, as in the paper. `query`: on position and the
             mean features of the query, as in CPBM. `pbm`: 1/k^gamma for all items. `trust`: α_k r + β_k. `cascade`:
-            from the top down to the first click.
+            from the top down to the first click. `grid`, `carousel`, `fold`, `neighbour` and `patience`: item-specific
+            like `item`, with the curves above.
     """
 
     user: User
     positions: int  # K
     label_max: float  # the highest grade
-    weights: tuple[float, ...] = ()  # w of `item` and `query`
+    weights: tuple[float, ...] = ()  # w of users whose attention depends on features
     epsilon: float = 0.1  # the click probability of an irrelevant item that is examined
     denominator: float | None = None  # of the relevance probability; 2^label_max − 1 by default
     gamma: float = 1.0  # the steepness of `pbm`, and of the default curves of `trust`
@@ -238,7 +331,7 @@ class Oracle:
             object.__setattr__(self, "denominator", lowest)
         elif self.denominator < lowest:
             raise ConfigError(f"denominator must be at least 2^label_max − 1 = {lowest:g}; got {self.denominator:g}")
-        if self.user in ("item", "query") and not self.weights:
+        if self.user not in UNWEIGHTED and not self.weights:
             raise ConfigError(f"the user {self.user!r} needs weights, one for each feature; got none")
         if self.user == "trust":
             for name, curve in zip(("alpha", "beta"), trust_curves(self.positions, gamma=self.gamma), strict=True):
@@ -255,14 +348,32 @@ class Oracle:
             label, epsilon=self.epsilon, label_max=self.label_max, denominator=self.denominator
         )
 
+    @property
+    def truth_name(self) -> str:
+        """The name of the truth: `table`, or another for users whose clicks depend on the items above."""
+        return WITHOUT_TABLE.get(self.user, "table")
+
     def examination(self, x: NDArray[Any], offsets: Ints) -> Floats:
-        """Compute P(o = 1) `[rows, K]` of the users `item`, `query` and `pbm`."""
-        if self.user == "pbm":
-            return np.tile(np.arange(1, self.positions + 1) ** -float(self.gamma), (len(x), 1))
-        if self.user == "item":
-            return examination(x, self.weights, self.positions)
-        if self.user == "query":
-            return examination(query_means(x, offsets), self.weights, self.positions)
+        """Compute P(o = 1) `[rows, K]` of users who examine a position and then click if the item is relevant.
+
+        That of `neighbour` is of items with nothing above them, that of `patience` the mean over sessions.
+        """
+        w, K = self.weights, self.positions
+        match self.user:
+            case "pbm":
+                return np.tile(np.arange(1, K + 1) ** -float(self.gamma), (len(x), 1))
+            case "item" | "neighbour":
+                return examination(x, w, K)
+            case "query":
+                return examination(query_means(x, offsets), w, K)
+            case "grid":
+                return grid_examination(x, w, K)
+            case "carousel":
+                return carousel_examination(x, w, K)
+            case "fold":
+                return fold_examination(x, w, K, offsets)
+            case "patience":
+                return np.asarray(np.mean([examination(x, w, K) ** m for m in PATIENCE], axis=0))
         raise ConfigError(f"the user {self.user!r} has no examination probability apart from the item's relevance")
 
     def table(self, x: NDArray[Any], label: ArrayLike, offsets: Ints) -> Floats:
@@ -273,16 +384,21 @@ class Oracle:
             label: `[rows]` graded relevance.
             offsets: `[Q + 1]` where each query starts.
         """
-        if self.user == "cascade":
+        if self.user in WITHOUT_TABLE:
             raise ConfigError(
-                "the cascade user has no click table: its clicks depend on the items above; use click_probabilities"
+                f"the {self.user} user has no click table: its clicks depend on the items above; "
+                "use click_probabilities"
             )
         r = self.relevance(label)[:, None]
         return np.asarray(self.alpha) * r + self.beta if self.user == "trust" else self.examination(x, offsets) * r
 
     def truth(self, x: NDArray[Any], label: ArrayLike, offsets: Ints) -> Floats:
-        """Compute the table `[rows, K]`, or for cascade users the relevance probability `[rows]`."""
-        return self.relevance(label) if self.user == "cascade" else self.table(x, label, offsets)
+        """Compute the table `[rows, K]`; for `cascade` the relevance `[rows]`, for `neighbour` the table if alone."""
+        if self.user == "cascade":
+            return self.relevance(label)
+        if self.user == "neighbour":
+            return self.examination(x, offsets) * self.relevance(label)[:, None]
+        return self.table(x, label, offsets)
 
     def click_probabilities(
         self, truth: NDArray[Any], positions: Ints, offsets: Ints, *, rows: Ints | None = None
@@ -297,15 +413,38 @@ class Oracle:
         """
         if self.user == "cascade":
             return cascade_probabilities(self._shown(truth, positions, rows), positions, offsets)
-        return table_probabilities(truth, positions, rows=rows)
+        alone = table_probabilities(truth, positions, rows=rows)
+        if self.user == "neighbour":  # everyone examines position 1, so that its column is the relevance
+            return neighbour_probabilities(alone, self._shown(truth[:, 0], positions, rows), positions, offsets)
+        return alone
 
     def sample_clicks(
-        self, truth: NDArray[Any], positions: Ints, offsets: Ints, rng: np.random.Generator, *, rows: Ints | None = None
+        self,
+        truth: NDArray[Any],
+        positions: Ints,
+        offsets: Ints,
+        rng: np.random.Generator,
+        *,
+        rows: Ints | None = None,
+        x: NDArray[Any] | None = None,
     ) -> NDArray[np.bool_]:
-        """Draw the clicks of users who see these lists; arguments as in `click_probabilities`."""
+        """Draw the clicks of users who see these lists.
+
+        Args:
+            truth, positions, offsets, rows: as in `click_probabilities`.
+            rng: random generator.
+            x: `[candidates, F]` features from 0 to 1, which the user `patience` needs.
+        """
         if self.user == "cascade":
             return sample_cascade(self._shown(truth, positions, rows), positions, offsets, rng)
-        return rng.random(len(positions)) < table_probabilities(truth, positions, rows=rows)
+        if self.user == "patience":
+            assert x is not None  # noqa: S101 - the simulation has them
+            s = steepness(x, self.weights)[:, 0]
+            m = rng.choice(PATIENCE, len(offsets) - 1)[list_ids(offsets)]
+            shown, of_row = positions <= self.positions, np.arange(len(positions)) if rows is None else rows
+            examined = positions.astype(np.float64) ** -(m * s[of_row])
+            return rng.random(len(positions)) < np.where(shown, truth[of_row, 0] * examined, 0.0)
+        return rng.random(len(positions)) < self.click_probabilities(truth, positions, offsets, rows=rows)
 
     def _shown(self, relevance: NDArray[Any], positions: Ints, rows: Ints | None) -> NDArray[Any]:
         return np.where(positions <= self.positions, relevance if rows is None else relevance[rows], 0.0)
