@@ -30,7 +30,7 @@ from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import list_ids, pad, positions_by_score, where_items
 from urank.log.svmlight import Letor, read_letor
-from urank.ranking.baselines import RankSvmConfig, fit_lambdarank, fit_lambdarank_trees, fit_ranksvm
+from urank.ranking.baselines import RankSvmConfig, fit_lambdarank_trees, fit_pairwise, fit_ranksvm
 from urank.ranking.objectives import LabelGain
 from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
@@ -89,7 +89,9 @@ def fold_ndcg(folder: Path, fold: int, *, quick: bool) -> dict[str, float]:
         (fit_ranksvm(dataset, featurizer, gain, RankSvmConfig(c=c, training=linear)) for c in (1e-4, 1e-3, 1e-2, 1e-1)),
         key=lambda fit: -_ndcg(letor[1], lambda inputs: fit[0].score(inputs, np.ones(len(inputs), np.float32))),
     )[0]
-    network = fit_lambdarank(dataset, featurizer, gain, RankerConfig(hidden=(64, 32), dropout=0.3, training=small))[0]
+    network = fit_pairwise(
+        "lambdarank", dataset, featurizer, gain, RankerConfig(hidden=(64, 32), dropout=0.3, training=small)
+    )[0]
     config = TreesConfig(
         trees=TREES, learning_rate=RATE, leaves=LEAVES, min_data_in_leaf=LEAST, early_stopping=PATIENCE, threads=1
     )

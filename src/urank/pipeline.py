@@ -53,7 +53,7 @@ from urank.model_io import load_model, save_model
 from urank.progress import Report, silent
 from urank.propensity.examination import Propensity
 from urank.propensity.methods import PropensityMethod, fit_propensity, load_propensity
-from urank.ranking.baselines import BASELINES, Baseline, fit_baseline
+from urank.ranking.baselines import BASELINES, TREE_BASELINES, Baseline, fit_baseline
 from urank.ranking.guard import GuardKind
 from urank.ranking.matching import Method
 from urank.ranking.policies import ModelPolicy, Policy, Random
@@ -245,7 +245,7 @@ def fit_model(
         scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
         grow = partial(fit_trees, dataset, clicks.model, config.scorer, config.trees, report=report)
-        scorer, history = _grow_on_first(grow, dataset, clicks.model.featurizer)
+        scorer, history = _grow_on_first(grow, clicks.model.featurizer)
     elif config.ranker != "none":
         checkpoint = _checkpoint(checkpoints, config)
         scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
@@ -318,17 +318,15 @@ def _with_best_method(fit: ModelFit, dataset: Dataset, config: UrankConfig, repo
     return replace(fit, model=replace(fit.model, method=best), choice=choice, why=why)
 
 
-def _grow_on_first(
-    grow: Callable[[], tuple[Any, History]], dataset: Dataset, featurizer: Featurizer
-) -> tuple[TreesScorer, History]:
+def _grow_on_first(grow: Callable[[], tuple[Any, History]], featurizer: Featurizer) -> tuple[TreesScorer, History]:
     """Grow trees in the first process and broadcast them."""
 
     def grown() -> dict[str, Any]:
         trees, history = grow()
-        return {"text": trees.text, "history": asdict(history)}
+        return {"text": trees.text, "takes_value": trees.takes_value, "history": asdict(history)}
 
     received = distributed.broadcast(grown)
-    return TreesScorer.from_text(received["text"], featurizer, dataset.has("value")), History(**received["history"])
+    return TreesScorer.from_text(received["text"], featurizer, received["takes_value"]), History(**received["history"])
 
 
 def _fit_baseline(
@@ -356,7 +354,7 @@ def _fit_baseline(
         checkpoint=checkpoint,
         report=report,
     )
-    return _grow_on_first(fit, dataset, featurizer) if config.ranker == "lambdarank-trees" else fit()
+    return _grow_on_first(fit, featurizer) if config.ranker in TREE_BASELINES else fit()
 
 
 def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path | None:
@@ -438,7 +436,7 @@ def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list
     row_bytes = []
     if "gbdt" in config.clicks.families:
         row_bytes.append(config.clicks.trees.row_bytes(features))
-    if config.ranker in ("trees", "lambdarank-trees"):
+    if config.ranker in ("trees", *TREE_BASELINES):
         row_bytes.append(config.trees.row_bytes(features, dataset.positions))
     found = (sample_sentence(dataset, each) for each in row_bytes)
     return [f"{sentence} (allow more with --memory)" for sentence in found if sentence is not None]

@@ -215,7 +215,10 @@ def test_rankers_of_other_papers(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--propensity", "em"), "propensity is only for the rankers lambdarank, lambdarank-trees, ranksvm; got"),
+        (
+            ("--propensity", "em"),
+            "propensity is only for the rankers lambdarank, lambdarank-trees, ranknet, ",
+        ),
         (("--ranker", "ranksvm", "--propensity", "nowhere.json"), "nowhere.json"),
         (("--ranker", "lambdarank", "--learn-from", "hearsay"), "baseline.learn_from in the model: input should be"),
         (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'shrunk'"),

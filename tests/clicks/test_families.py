@@ -91,6 +91,16 @@ def test_factorised_is_relevance_times_examination() -> None:
     torch.testing.assert_close(torch.exp(model.table(outputs)), expected)
 
 
+def test_pal_is_seen_times_clicked_if_seen() -> None:
+    model = network("pal")
+    with torch.no_grad():
+        model.seen.copy_(torch.linspace(-2, 2, K))  # type: ignore[union-attr, operator]
+    outputs = torch.randn(5, 1, generator=torch.Generator().manual_seed(0))
+    seen = 1 / (1 + torch.exp(-torch.linspace(-2, 2, K)))
+    torch.testing.assert_close(torch.exp(model.table(outputs)), seen / (1 + torch.exp(-outputs)))
+    assert "seen" in model.fast_parameters()
+
+
 DEEP = 16  # as many of the numbers that the linear layer reads are the deep part; pairs follow, the wide sum is last
 
 

@@ -20,7 +20,7 @@ from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.pipeline import click_model_quality
 
-FAMILIES = ("shrunk", "monotone", "factorised", "vector", "position", "deepfm", "pbm", "gbdt")
+FAMILIES = ("shrunk", "monotone", "factorised", "vector", "position", "deepfm", "pbm", "pal", "gbdt")
 QUICK = TrainingConfig(epochs=3, batch_lists=16)
 
 

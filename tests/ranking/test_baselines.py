@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,26 @@ from urank.propensity.examination import Known, inverse_propensity
 from urank.ranking.baselines import (
     BASELINES,
     Baseline,
+    PairBias,
     RankSvmConfig,
     dual_weights,
     fit_baseline,
     fit_dla,
-    fit_lambdarank,
+    fit_pairwise,
     fit_ranksvm,
+    fit_regression_em,
+    fit_unbiased_lambdamart,
 )
-from urank.ranking.losses import softmax_loss
-from urank.ranking.objectives import BaselineConfig, ClickGain, LabelGain
+from urank.ranking.losses import softmax_loss, swap_loss, swaps
+from urank.ranking.objectives import (
+    BaselineConfig,
+    ClickGain,
+    DiscountedGain,
+    LabelGain,
+    LambdaLossGain,
+    PaddedLists,
+    RankNetGain,
+)
 from urank.ranking.policies import Random, ScorerPolicy, TableMatch
 from urank.ranking.ranking_model import RankingModel, UrankConfig
 from urank.ranking.urank_network import RankerConfig
@@ -169,11 +181,96 @@ def test_dual_weights_are_clipped_and_know_the_top_of_a_list() -> None:
     np.testing.assert_allclose(relevant[1, :2], [1.0, 50.0], rtol=1e-6)
 
 
+def test_pairwise_rankers_differ_in_their_weights_only() -> None:
+    """Three items in the order of their scores, the last one clicked with weight 4; labels 2^y − 1 are 3, 0 and 1."""
+    scores, blank = np.array([[3.0, 2.0, 1.0]]), np.ones((1, 3))
+
+    def weights(kind: type[DiscountedGain], gain: list[float], *, labels: bool = False) -> dict[tuple[int, int], float]:
+        lists = PaddedLists(blank, blank, blank, None, np.array([gain]), None)
+        delta = kind(10, normalised=labels).swaps(scores, lists).delta[0]
+        return {(i, j): float(delta[i, j]) for i in range(3) for j in range(3) if delta[i, j] != 0}
+
+    d = [1.0, 1 / np.log2(3), 0.5]
+    assert weights(RankNetGain, [0, 0, 4]) == {(2, 0): 4, (2, 1): 4}
+    assert weights(RankNetGain, [3, 0, 1], labels=True) == {(1, 0): -1, (2, 0): -1, (2, 1): 1}
+    assert weights(DiscountedGain, [0, 0, 4]) == pytest.approx({(2, 0): 4 * (d[0] - d[2]), (2, 1): 4 * (d[1] - d[2])})
+    apart = {(2, 0): d[0] - d[2] + 10 * (d[1] - d[2]), (2, 1): d[1] - d[2] + 10 * (d[0] - d[1])}
+    assert weights(LambdaLossGain, [0, 0, 4]) == pytest.approx({pair: 4 * weight for pair, weight in apart.items()})
+    ideal = 3 + 1 / np.log2(3)
+    found = weights(LambdaLossGain, [3, 0, 1], labels=True)
+    assert found[2, 1] == pytest.approx(apart[2, 1] / ideal)
+
+
+def test_pair_bias_is_that_of_unbiased_lambdamart() -> None:
+    """Hu et al. 2019 by loops: the weights of pairs, and the next t⁺ and t⁻. One item was not shown."""
+    rng = np.random.default_rng(0)
+    B, n, K, sigma = 40, 5, 4, 1.5
+    position = np.array([rng.permutation(n) + 1 for _ in range(B)])
+    click = (rng.random((B, n)) < 0.4) & (position <= K)
+    scores = rng.normal(size=(B, n)).astype(np.float32)
+    plus, minus = np.array([1.0, 0.8, 0.5, 0.3]), np.array([1.0, 0.9, 0.7, 0.6])
+    target = DiscountedGain(K)(PaddedLists(position, click, np.ones((B, n)), None, click.astype(float), None))
+    found = swaps(scores, target)
+    bias = PairBias(position.ravel(), plus, minus, sigma)
+    rows = np.arange(B * n).reshape(B, n)
+    halves = [slice(0, 17), slice(17, B)]  # chunks of lists add up
+    weighed = [bias(rows[half], scores[half], swaps(scores[half], target[half])).delta for half in halves]
+    losses = np.zeros((2, K))
+    total = 0.0
+    for b in range(B):
+        rank = np.argsort(np.argsort(-scores[b])) + 1
+        for i in np.flatnonzero(click[b]):
+            for j in np.flatnonzero(~click[b] & (position[b] <= K)):
+                gains = [1 / np.log2(1 + rank[item]) if rank[item] <= K else 0.0 for item in (i, j)]
+                pair = abs(gains[0] - gains[1]) * np.log2(1 + np.exp(-sigma * (scores[b, i] - scores[b, j])))
+                at, other = position[b, i] - 1, position[b, j] - 1
+                losses[0, at] += pair / minus[other]
+                losses[1, other] += pair / plus[at]
+                total += pair / (plus[at] * minus[other])
+    both = replace(found, delta=np.concatenate(weighed))
+    assert swap_loss(torch.from_numpy(scores), both, sigma=sigma).sum().item() == pytest.approx(total, rel=1e-4)
+    bias.update()
+    np.testing.assert_allclose(bias.plus, np.sqrt(losses[0] / losses[0, 0]), rtol=1e-5)
+    np.testing.assert_allclose(bias.minus, np.sqrt(losses[1] / losses[1, 0]), rtol=1e-5)
+    bias.update()  # nothing was seen since
+    np.testing.assert_array_equal(bias.plus, 1.0)
+
+
+def test_unbiased_lambdamart_finds_that_attention_falls(tmp_path: Path) -> None:
+    """Position-based users: clicks far down are rarer than relevance explains, so t⁺ falls and their weight grows."""
+    small = make(tmp_path, queries=400, sessions=4, features=6, positions=6, candidates=6, user="pbm", seed=4)
+    _, bias, _ = fit_unbiased_lambdamart(small.dataset, small.featurizer, SETTINGS["scorer"], SETTINGS["trees"])
+    assert bias.plus[0] == bias.minus[0] == 1
+    assert bias.plus[-1] < bias.plus[2] < 0.9
+
+
+def test_regression_em_grows_its_first_tree_by_the_posterior(small: Small) -> None:
+    """A Newton step from constant relevance r: leaves are Σ(P(relevant) − r) / Σ r (1 − r), after one step of p(k)."""
+    settings = TreesConfig(trees=1, learning_rate=1.0, l2=0.0, feature_share=1.0, threads=1)
+    scorer, history = fit_regression_em(small.dataset, small.featurizer, SETTINGS["scorer"], settings)
+    assert (scorer.takes_value, history.best_round, len(history.rounds)) == (False, 0, 1)
+    parts = list(small.dataset.blocks("train", [*small.dataset.features, "position", "click"]))
+    leaf = np.concatenate(
+        [scorer.score(small.featurizer.encode(part.items), np.ones(part.items.num_rows, np.float32)) for part in parts]
+    )
+    position, click = (np.concatenate([part.column(name) for part in parts]) for name in ("position", "click"))
+    p = 0.9 / np.arange(1, small.dataset.positions + 1)
+    r = click.mean() / p[position - 1].mean()
+    for _ in range(5):  # as many EM steps of the curve precede a tree
+        examined = np.where(click == 1, 1.0, p[position - 1] * (1 - r) / (1 - p[position - 1] * r))
+        p = np.array([examined[position == k].mean() for k in range(1, len(p) + 1)])
+    relevant = np.where(click == 1, 1.0, r * (1 - p[position - 1]) / (1 - p[position - 1] * r))
+    assert len(np.unique(leaf)) > 5
+    for value in np.unique(leaf):
+        own = leaf == value
+        assert value == pytest.approx((relevant[own] - r).sum() / (own.sum() * r * (1 - r)), rel=1e-3, abs=1e-4)
+
+
 def test_labels_teach_more_than_clicks(small: Small) -> None:
     """Labels have no position bias and no noise; by them the order has the better nDCG on held-out queries."""
     found = {}
     for gain in (LabelGain(), ClickGain()):
-        scorer, _ = fit_lambdarank(small.dataset, small.featurizer, gain, SETTINGS["scorer"])
+        scorer, _ = fit_pairwise("lambdarank", small.dataset, small.featurizer, gain, SETTINGS["scorer"])
         (block,) = small.dataset.blocks("test", [*small.dataset.features, "value", "relevance"])
         positions = pad(ScorerPolicy("x", small.featurizer, scorer).positions(block), block.offsets, fill=1)
         label, where = pad(block.column("relevance"), block.offsets), where_items(block.offsets)

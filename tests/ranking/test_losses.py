@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from urank.log.ragged import positions_by_score
-from urank.ranking.losses import Form, hinge_loss, softmax_loss, swap_derivatives, swap_loss, swaps
+from urank.ranking.losses import (
+    Form,
+    hinge_loss,
+    lambdaloss_weight,
+    preferences,
+    softmax_loss,
+    swap_derivatives,
+    swap_loss,
+    swaps,
+)
 from urank.ranking.matching import match
 from urank.ranking.utility import delta_utility, earned
 
@@ -94,6 +103,33 @@ def test_scores_are_clipped_from_above_and_below(outside: float, item: int) -> N
     assert scores.grad is not None
     assert scores.grad[0, item] == 0
     assert scores.grad[0, 0] != 0
+
+
+@pytest.mark.parametrize("name", ["ranknet", "lambdaloss"])
+@given(case=cases(), sigma=st.sampled_from([0.5, 1.0]))
+def test_ranknet_and_lambdaloss_are_sums_over_pairs_of_different_gain(name: str, case: Case, sigma: float) -> None:
+    """RankNet: Σ_{g_i > g_j} (g_i − g_j) log₂(1 + e^{−σ(s_i − s_j)}); LambdaLoss also weights by the ranks."""
+    gain = case.gains[:, :, 0].round(1)  # with ties
+    n = gain.shape[1]
+    weight = lambdaloss_weight(n, mu=3) if name == "lambdaloss" else None
+    found = preferences(case.scores, gain, weight=weight, where=case.where)
+    loss = swap_loss(torch.from_numpy(case.scores), found, sigma=sigma)
+    ranks = positions_by_score(case.scores, where=case.where)
+    for b in range(len(gain)):
+        total = 0.0
+        items = np.flatnonzero(case.where[b])
+        for i in items:
+            for j in items:
+                if gain[b, i] > gain[b, j]:
+                    by_rank = 1.0
+                    if name == "lambdaloss":
+                        own, other = (float(ranks[b, item]) for item in (i, j))
+                        apart = abs(own - other)
+                        by_rank = abs(1 / log2(1 + own) - 1 / log2(1 + other))
+                        by_rank += 3 * (1 / log2(1 + apart) - 1 / log2(2 + apart))
+                    pair = log2(1 + exp(-sigma * (case.scores[b, i] - case.scores[b, j])))
+                    total += by_rank * (gain[b, i] - gain[b, j]) * pair
+        assert loss[b].item() == pytest.approx(total, rel=1e-4, abs=1e-5)
 
 
 @given(case=cases(falling=True, wide=True), sigma=st.sampled_from([0.5, 1.0, 2.0]))

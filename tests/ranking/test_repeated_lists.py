@@ -20,7 +20,7 @@ from urank.learning.features import fit_featurizer
 from urank.learning.training import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.ranking import baselines, urank_network
-from urank.ranking.baselines import RankSvmConfig, fit_dla, fit_lambdarank, fit_ranksvm
+from urank.ranking.baselines import RankSvmConfig, fit_dla, fit_pairwise, fit_ranksvm
 from urank.ranking.objectives import ClickGain
 from urank.ranking.urank_network import RankerConfig, fit_urank
 
@@ -63,7 +63,7 @@ MODELS: dict[str, Any] = {}
 FITS: dict[str, Callable[[Dataset], Any]] = {
     **{family: lambda log, family=family: clicks(log, family) for family in ("monotone", "position", "deepfm")},
     **{name: lambda log, name=name: scorer(log, name) for name in ("model", "counterfactual", "blend")},
-    "lambdarank": lambda log: fit_lambdarank(log, fit_featurizer(log), ClickGain(), CONFIG),
+    "lambdarank": lambda log: fit_pairwise("lambdarank", log, fit_featurizer(log), ClickGain(), CONFIG),
     "ranksvm": lambda log: fit_ranksvm(log, fit_featurizer(log), ClickGain(), RankSvmConfig()),
     "dla": lambda log: fit_dla(log, fit_featurizer(log), CONFIG),
 }

@@ -13,7 +13,7 @@ from urank.evaluation.intervals import paired
 from urank.lab.truth import true_table
 from urank.log.ragged import pad, where_items
 from urank.propensity.examination import Known
-from urank.ranking.baselines import fit_dla, fit_lambdarank
+from urank.ranking.baselines import fit_dla, fit_pairwise
 from urank.ranking.objectives import ClickGain
 from urank.ranking.policies import ScorerPolicy
 from urank.ranking.ranking_model import Scorer
@@ -42,8 +42,8 @@ def test_dla_and_true_propensities_beat_clicks_as_they_are(world: Small) -> None
     """By the paired t-test on the true clicks of held-out lists."""
     config = RankerConfig(hidden=(32,))
     known = Known(true_table(world.simulation.candidates))
-    biased, _ = fit_lambdarank(world.dataset, world.featurizer, ClickGain(), config)
-    weighed, _ = fit_lambdarank(world.dataset, world.featurizer, ClickGain(known), config)
+    biased, _ = fit_pairwise("lambdarank", world.dataset, world.featurizer, ClickGain(), config)
+    weighed, _ = fit_pairwise("lambdarank", world.dataset, world.featurizer, ClickGain(known), config)
     dual, curve, _ = fit_dla(world.dataset, world.featurizer, config)
     for better in (dual, weighed):
         difference = paired(values(world, better), values(world, biased))

@@ -19,7 +19,7 @@ from urank.clicks.calibration import log_sigmoid
 from urank.learning.features import Categorical, Featurizer
 from urank.learning.networks import Backbone, build_backbone
 
-NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm"]
+NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "pal"]
 
 
 class Head(nn.Module):
@@ -41,7 +41,7 @@ class Head(nn.Module):
 
     def fast_parameters(self) -> list[str]:
         """Return the names of parameters that learn faster, without decay: the bias of the head, and the curve."""
-        return [name for name, _ in self.named_parameters() if name in ("output.bias", "steps")]
+        return [name for name, _ in self.named_parameters() if name in ("output.bias", "steps", "seen")]
 
     def table(self, outputs: Tensor) -> Tensor:
         """Compute the table `[rows, K]` from the outputs of the linear layer."""
@@ -105,6 +105,23 @@ class PBMHead(MonotoneHead):
         return log_sigmoid(outputs[:, :1]) - self.curve()
 
 
+class PALHead(Head):
+    """PAL (Guo et al. 2019): P(seen | k) · P(click | item, seen), both free; ranking by it is method ctr1.
+
+    The position-based model with a curve that may also rise; PAL's product of a module of the position alone and one of
+    the item alone.
+    """
+
+    outputs = 1
+
+    def __init__(self, featurizer: Featurizer, positions: int, *shape: Any) -> None:
+        super().__init__(featurizer, positions, *shape)
+        self.seen = nn.Parameter(torch.zeros(positions))
+
+    def table(self, outputs: Tensor) -> Tensor:
+        return log_sigmoid(outputs) + log_sigmoid(self.seen)
+
+
 class PositionHead(Head):
     """The paper's A2 (RQ2): the item's features concatenated with the one-hot position in, one value out.
 
@@ -144,6 +161,7 @@ _HEADS: dict[NetworkFamily, type[Head]] = {
     "factorised": FactorisedHead,
     "monotone": MonotoneHead,
     "pbm": PBMHead,
+    "pal": PALHead,
 }
 
 

@@ -30,7 +30,7 @@ from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.storage import remove_folder
 
-ClickFamily = Literal["shrunk", "vector", "position", "deepfm", "factorised", "monotone", "pbm", "gbdt"]
+ClickFamily = Literal["shrunk", "vector", "position", "deepfm", "factorised", "monotone", "pbm", "pal", "gbdt"]
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 DEFAULT: tuple[ClickFamily, ...] = ("shrunk",)
 SMALL_LOG = 20_000
@@ -48,8 +48,9 @@ class ClickConfig(BaseModel):
         description="click model families: **shrunk**, relevance from networks and trees, attention as item-specific "
         "as the log supports; **monotone**, one falling curve, steeper or flatter by item; **factorised**, "
         "examination(item, k) · relevance(item); **vector**, K outputs (the paper's A1); **position**, position as an "
-        "input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, one curve for all "
-        "items. The best by held-out log loss is kept, or the mean of all if it is better",
+        "input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, one falling curve "
+        "for all items; **pal**, one free curve for all items. The best by held-out log loss is kept, or the mean of "
+        "all if it is better",
     )
     mix: bool = Field(False, description="always keep the mean of all families")
     ensemble: int = Field(1, ge=1, le=100, description="number of random seeds whose predictions are averaged")

@@ -28,13 +28,14 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from urank.clicks.calibration import FLOOR, HIGHEST, Calibration, Isotonic, Temperature
+from urank.clicks.calibration import FLOOR, HIGHEST, Calibration, Isotonic, Temperature, log_sigmoid
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
 from urank.clicks.families import (
     DeepFMHead,
     FactorisedHead,
     Head,
     MonotoneHead,
+    PALHead,
     PBMHead,
     PositionHead,
     VectorHead,
@@ -410,6 +411,11 @@ def _pbm(builder: GraphBuilder, head: PBMHead, numeric: str, codes: str) -> str:
     return builder.node("Sub", relevance, builder.constant(head.curve()))
 
 
+def _pal(builder: GraphBuilder, head: PALHead, numeric: str, codes: str) -> str:
+    relevance = builder.log_sigmoid(_outputs(builder, head, numeric, codes))
+    return builder.node("Add", relevance, builder.constant(log_sigmoid(head.seen)))
+
+
 def _position(builder: GraphBuilder, head: PositionHead, numeric: str, codes: str) -> str:
     made = _translation(EACH_LAST, head.backbone)(builder, head.backbone, numeric, codes)
     return builder.log_sigmoid(builder.node("Squeeze", builder.linear(made, head.output), builder.constant([2])))
@@ -420,6 +426,7 @@ HEADS: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] = {
     FactorisedHead: _factorised,
     MonotoneHead: _monotone,
     PBMHead: _pbm,
+    PALHead: _pal,
     PositionHead: _position,
     DeepFMHead: _position,
 }

@@ -21,7 +21,7 @@ from pydantic import Field
 from scipy.special import expit, logit
 
 from urank.errors import DataError
-from urank.learning.features import fit_featurizer
+from urank.learning.features import Featurizer, fit_featurizer
 from urank.learning.lightgbm_data import MAX_LEAVES, Floats, GrowthConfig, lightgbm_dataset
 from urank.log.dataset import Dataset, drop_unseen
 from urank.log.identifiability import ranges
@@ -102,9 +102,24 @@ def fit_em(
     Raises:
         DataError: the log has no features, or a position was not shown.
     """
-    config = config if config is not None else EmConfig()
+    featurizer = fit_featurizer(drop_unseen(dataset))
+    return fit_relevance(dataset, featurizer, config or EmConfig(), seed=seed, report=report).curve
+
+
+@dataclass(frozen=True)
+class EmFit:
+    """The result of regression EM: examination, LightGBM's text of the trees of relevance, held-out losses by tree."""
+
+    curve: ExaminationCurve
+    text: str
+    losses: tuple[float, ...]
+
+
+def fit_relevance(
+    dataset: Dataset, featurizer: Featurizer, config: EmConfig, *, seed: int = 0, report: Report = silent
+) -> EmFit:
+    """Fit examination and relevance; arguments as of `fit_em`. The trees sum up to the log odds of relevance."""
     dataset = drop_unseen(dataset)
-    featurizer = fit_featurizer(dataset)
     params = config.params(seed)
     observed = {split: _read_clicks(dataset, split) for split in ("train", "valid")}
     shows = np.bincount(observed["train"].position - 1, minlength=dataset.positions)
@@ -115,8 +130,7 @@ def fit_em(
     for split in ("train", "valid"):
         bins = data.get("train")
         data[split] = lightgbm_dataset(dataset, split, featurizer, params, report, extra=None, reference=bins)
-    curve = _grow(data, observed, dataset.positions, config, params, report)
-    return ExaminationCurve("em", tuple((curve / curve[0]).tolist()))
+    return _grow(data, observed, dataset.positions, config, params, report)
 
 
 def _read_clicks(dataset: Dataset, split: str) -> ObservedClicks:
@@ -132,8 +146,9 @@ def _grow(
     config: EmConfig,
     params: dict[str, Any],
     report: Report,
-) -> Doubles:
-    """Grow trees with early stopping on the held-out log loss; return the curve of the best tree."""
+) -> EmFit:
+    """Grow trees with early stopping on the held-out log loss; keep the curve of the best tree."""
+    held_out: list[float] = []
     train = observed["train"]
     curves = [START / np.arange(1.0, positions + 1)]  # the initial one, and that before each tree
     at_top = np.clip(train.click.mean() / curves[0][train.position - 1].mean(), 0.01, 0.9)
@@ -149,11 +164,13 @@ def _grow(
         return "log loss", observed["valid"].log_loss(curves[-1], expit(scores + first)), False
 
     def after_tree(env: lightgbm.callback.CallbackEnv) -> None:
-        losses = [f"loss {result[2]:.4f}" for result in env.evaluation_result_list or ()]
-        report("growing trees", env.iteration + 1, config.trees, *losses)
+        held_out.append(float((env.evaluation_result_list or [])[0][2]))
+        report("growing trees", env.iteration + 1, config.trees, f"loss {held_out[-1]:.4f}")
 
     callbacks: list[Callable[..., Any]] = [after_tree, lightgbm.early_stopping(config.early_stopping, verbose=False)]
     params = params | {"objective": objective, "metric": "none"}
     valid: dict[str, Any] = {"valid_sets": [data["valid"]], "valid_names": ["valid"], "feval": metric}
     booster = lightgbm.train(params, data["train"], num_boost_round=config.trees, callbacks=callbacks, **valid)
-    return curves[booster.best_iteration]
+    best = curves[booster.best_iteration]
+    curve = ExaminationCurve("em", tuple((best / best[0]).tolist()))
+    return EmFit(curve, booster.model_to_string(), tuple(held_out))

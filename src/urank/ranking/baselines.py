@@ -1,27 +1,40 @@
-"""Rankers of other papers, to compare U-rank with: LambdaRank, RankSVM and the dual learning algorithm (DLA).
+"""Rankers of other papers, to compare U-rank with.
 
-They learn from clicks, if asked weighted by 1 / examination, or from relevance labels; DLA learns the examination
-together with the ranker.
+RankNet, LambdaRank, LambdaLoss and RankSVM learn from clicks, if asked weighted by 1 / examination, or from relevance
+labels. DLA, Unbiased LambdaMART and regression EM learn the examination together with the ranker, from clicks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import Literal, Unpack, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
 from urank.config import Settings
 from urank.learning.batches import Batch, Gain, train_and_valid
 from urank.learning.features import Featurizer
+from urank.learning.lightgbm_data import sample_for_trees
 from urank.learning.training import History, TrainingConfig, mean_loss, seeded
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
+from urank.propensity.em import EmConfig, fit_relevance
 from urank.propensity.examination import CLIP, ExaminationCurve, Propensity
-from urank.ranking.losses import hinge_loss, softmax_loss
-from urank.ranking.objectives import BaselineConfig, DiscountedGain, LabelGain, gain_of
+from urank.ranking.losses import Swaps, hinge_loss, softmax_loss
+from urank.ranking.objectives import (
+    BaselineConfig,
+    DiscountedGain,
+    LabelGain,
+    LambdaLossGain,
+    RankNetGain,
+    gain_of,
+)
 from urank.ranking.urank_network import (
     NetworkScorer,
     RankerConfig,
@@ -35,10 +48,13 @@ from urank.ranking.urank_network import (
 )
 from urank.ranking.urank_trees import TreesConfig, TreesScorer, grow_by_swaps, tree_streams
 
-Baseline = Literal["lambdarank", "lambdarank-trees", "ranksvm", "dla"]
+Baseline = Literal[
+    "lambdarank", "lambdarank-trees", "ranknet", "lambdaloss", "ranksvm", "dla", "unbiased-lambdamart", "regression-em"
+]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-WEIGHTED_BASELINES: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranksvm")
-"""Those that take an estimate of examination, or labels; DLA learns examination itself, from clicks."""
+WEIGHTED_BASELINES: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranknet", "lambdaloss", "ranksvm")
+"""Those that take an estimate of examination, or labels; the others learn examination themselves, from clicks."""
+TREE_BASELINES: tuple[Baseline, ...] = ("lambdarank-trees", "unbiased-lambdamart", "regression-em")
 
 
 class RankSvmConfig(Settings):
@@ -67,7 +83,7 @@ def fit_baseline(
         dataset: trains on train, stops early on valid, does not read test.
         featurizer: fitted on train.
         config: clicks or labels, and their weights.
-        scorer: network and training of LambdaRank and DLA, and the seed.
+        scorer: network and training of all but RankSVM and trees, and the seed.
         svm, trees: settings of RankSVM and of trees.
         propensity: weights of clicks; None for unweighted clicks.
         run: see `RunOptions`.
@@ -75,23 +91,43 @@ def fit_baseline(
     if name == "dla":
         found, _, history = fit_dla(dataset, featurizer, scorer, clip=config.clip, **run)
         return found, history
+    if name == "unbiased-lambdamart":
+        report = run.get("report", silent)
+        grown, _, rounds = fit_unbiased_lambdamart(dataset, featurizer, scorer, trees, clip=config.clip, report=report)
+        return grown, rounds
+    if name == "regression-em":
+        return fit_regression_em(dataset, featurizer, scorer, trees, report=run.get("report", silent))
     gain = gain_of(dataset, config, propensity)
     if name == "ranksvm":
         return fit_ranksvm(dataset, featurizer, gain, svm, **run)
-    if name == "lambdarank":
-        return fit_lambdarank(dataset, featurizer, gain, scorer, **run)
+    if name in PAIRWISE:
+        return fit_pairwise(name, dataset, featurizer, gain, scorer, **run)
     return fit_lambdarank_trees(dataset, featurizer, gain, scorer, trees, report=run.get("report", silent))
 
 
-# LambdaRank
+# RankNet, LambdaRank and LambdaLoss
+
+PAIRWISE: dict[Baseline, type[DiscountedGain]] = {
+    "lambdarank": DiscountedGain,
+    "ranknet": RankNetGain,
+    "lambdaloss": LambdaLossGain,
+}
 
 
-def fit_lambdarank(
-    dataset: Dataset, featurizer: Featurizer, gain: Gain, config: RankerConfig, **run: Unpack[RunOptions]
+def fit_pairwise(
+    name: Baseline,
+    dataset: Dataset,
+    featurizer: Featurizer,
+    gain: Gain,
+    config: RankerConfig,
+    **run: Unpack[RunOptions],
 ) -> tuple[NetworkScorer, History]:
-    """Train LambdaRank (Burges 2010) as a network; stops early by the discounted cumulative gain of valid.
+    """Train RankNet (Burges et al. 2005), LambdaRank (Burges 2010) or LambdaLoss (Wang et al. 2018) as a network.
+
+    They differ in the weights of the pairs only; training stops early by the discounted cumulative gain of valid.
 
     Args:
+        name: one of `PAIRWISE`.
         gain: the gain of each item, as returned by `gain_of`.
         config: the network, its training and the seed; its target is not used.
         dataset, featurizer, run: as in `fit_baseline`.
@@ -99,8 +135,8 @@ def fit_lambdarank(
     splits = train_and_valid(dataset, featurizer, gain=gain)
     with seeded(config.seed):
         network = build_scorer(featurizer, value_feature(dataset), config)
-    target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
-    return fit_by_swaps(network, splits, target, config, name="train lambdarank", **run)
+    target = PAIRWISE[name](dataset.positions, normalised=isinstance(gain, LabelGain))
+    return fit_by_swaps(network, splits, target, config, name=f"train {name}", **run)
 
 
 def fit_lambdarank_trees(
@@ -116,6 +152,101 @@ def fit_lambdarank_trees(
     splits = tree_streams(dataset, featurizer, trees, gain=gain)
     target = DiscountedGain(dataset.positions, normalised=isinstance(gain, LabelGain))
     return grow_by_swaps(splits, target, config, trees, report=report)
+
+
+# Unbiased LambdaMART
+
+BIAS_NORM = 1.0
+"""p of Hu et al. 2019: ratios of losses are raised to 1 / (1 + p), which regularises t⁺ and t⁻."""
+
+
+@dataclass(eq=False)
+class PairBias:
+    """The ratios t⁺ and t⁻ `[K]` of Unbiased LambdaMART (Hu et al. 2019), 1 at position 1, by which pairs are weighted.
+
+        loss = Σ_{i clicked, j not} |Δ_ij| log₂(1 + e^{−σ(s_i − s_j)}) / (t⁺(k_i) t⁻(k_j))
+        t⁺(k) ← [Σ_{k_i = k} loss_ij / t⁻(k_j)  ÷  the same at k = 1]^(1 / (1 + p)),      t⁻ likewise
+
+    with loss_ij before weighting. Items below position K were not shown and form no pairs.
+
+    Attributes:
+        position: `[rows]`, the logged positions of the train split.
+        plus, minus: t⁺ and t⁻, at least 1 / clip.
+        sigma, clip: σ, and the upper bound of 1 / t.
+    """
+
+    position: NDArray[np.int64]
+    plus: NDArray[np.float64]
+    minus: NDArray[np.float64]
+    sigma: float = 1.0
+    clip: float = CLIP
+
+    def __post_init__(self) -> None:
+        self._losses, self._lock = np.zeros((2, len(self.plus))), Lock()
+
+    def __call__(self, rows: NDArray[np.int64], scores: NDArray[np.float32], found: Swaps) -> Swaps:
+        K, m = len(self.plus), found.delta.shape[2]
+        position = np.take_along_axis(self.position[rows], found.order, axis=1)
+        placed = np.take_along_axis(scores, found.order, axis=1).astype(np.float64) * self.sigma
+        place, shown = np.minimum(position, K) - 1, position <= K
+        click, other = (np.where(shown, 1 / t[place], 0.0) for t in (self.plus, self.minus))
+        lower = found.delta > 0  # the lower item is the clicked one
+        weight = np.where(lower, click[:, :, None] * other[:, None, :m], other[:, :, None] * click[:, None, :m])
+        apart = np.where(lower, 1, -1) * (placed[:, :, None] - placed[:, None, :m])
+        loss = np.abs(found.delta) * np.logaddexp(0, -apart) * (weight > 0)
+        pair = np.broadcast_arrays(place[:, :, None], place[:, None, :m])
+        clicked, unclicked = (np.where(lower, one, two).ravel() for one, two in (pair, pair[::-1]))
+        losses = [
+            np.bincount(clicked, (loss.ravel() / self.minus[unclicked]), K),
+            np.bincount(unclicked, (loss.ravel() / self.plus[clicked]), K),
+        ]
+        with self._lock:
+            self._losses += losses
+        return replace(found, delta=(found.delta * weight).astype(np.float32))
+
+    def update(self) -> None:
+        """Update t⁺ and t⁻ by the losses of all pairs since the last update."""
+        top = self._losses[:, :1]
+        ratio = np.divide(self._losses, top, out=np.ones_like(self._losses), where=top > 0)
+        self.plus, self.minus = np.maximum(ratio ** (1 / (1 + BIAS_NORM)), 1 / self.clip)
+        self._losses[:] = 0
+
+
+def fit_unbiased_lambdamart(
+    dataset: Dataset,
+    featurizer: Featurizer,
+    config: RankerConfig,
+    trees: TreesConfig,
+    *,
+    clip: float = CLIP,
+    report: Report = silent,
+) -> tuple[TreesScorer, PairBias, History]:
+    """Train Unbiased LambdaMART (Hu et al. 2019) on the clicks of a prepared log: LambdaRank trees with `PairBias`.
+
+    t⁺ and t⁻ are updated before each tree.
+    """
+    splits = tree_streams(dataset, featurizer, trees, gain=gain_of(dataset, BaselineConfig(), None))
+    groups = [splits[0].lists(group).position for group in range(len(splits[0].groups))]
+    ones = np.ones(dataset.positions)
+    position = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
+    bias = PairBias(position, ones, ones.copy(), config.sigma, clip)
+    found = grow_by_swaps(splits, DiscountedGain(dataset.positions), config, trees, weigh=bias, report=report)
+    return found[0], bias, found[1]
+
+
+# Regression EM
+
+
+def fit_regression_em(
+    dataset: Dataset, featurizer: Featurizer, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
+) -> tuple[TreesScorer, History]:
+    """Rank by the relevance of regression EM (Wang et al. 2018), whose trees do not read values."""
+    dataset = sample_for_trees(dataset, trees.row_bytes(featurizer.width))
+    fit = fit_relevance(dataset, featurizer, EmConfig(**trees.model_dump()), seed=config.seed, report=report)
+    rounds = [{"round": float(place), "valid": loss} for place, loss in enumerate(fit.losses)]
+    best = int(np.argmin(fit.losses))
+    scorer = TreesScorer.from_text(fit.text, featurizer, takes_value=False)
+    return scorer, History(rounds, fit.losses[best], best)
 
 
 # RankSVM

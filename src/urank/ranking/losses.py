@@ -1,4 +1,4 @@
-"""Ranking losses: U-rank's (Eq. 7) with its derivatives, pairwise hinge, and listwise softmax.
+"""Ranking losses: U-rank's (Eq. 7) with its derivatives, RankNet's, LambdaLoss's, pairwise hinge, listwise softmax.
 
 U-rank's E step orders each list by the current scores and weights all pairs by ΔUtil (`swaps`); the M step minimises
 the loss with these weights held fixed (`swap_loss` for networks, `swap_derivatives` for trees). Both take the items of
@@ -74,6 +74,49 @@ def _delta_in_order(gains: Array) -> Array:
         np.subtract(gains[p, p + 1 : n], own[p], out=delta[p, p + 1 :])
         delta[p, p + 1 : m] += gains[p + 1 : m, p] - own[p + 1 :]
     return delta
+
+
+def preferences(scores: Array, gain: Array, *, weight: Array | None = None, where: Mask | None = None) -> Swaps:
+    """Compute the pairs of RankNet and LambdaLoss as `Swaps`, so that the same losses train them.
+
+    Items of different gain are a pair. In the stable form its loss is |w (g_i − g_j)| · log₂(1 + e^{−σ(s_i − s_j)}),
+    with i the item of the higher gain.
+
+    Args:
+        scores, gain: `[B, n]`.
+        weight: `[n, n]`, w by the places of the two items in the order of the scores; 1 by default.
+        where: `[B, n]`, true where there is an item; all by default.
+
+    >>> found = preferences(np.array([[0.0, 1.0]]), np.array([[3.0, 1.0]]))
+    >>> found.order.tolist(), found.delta.tolist()
+    ([[1, 0]], [[[0.0, 0.0], [2.0, 0.0]]])
+    """
+    n = scores.shape[1]
+    order = order_by_score(scores, where=where)
+    ordered = np.take_along_axis(gain, order, axis=1).astype(np.float32)
+    below = np.tril(np.ones((n, n), dtype=np.float32) if weight is None else weight.astype(np.float32), -1)
+    delta = (ordered[:, :, None] - ordered[:, None, :]) * below
+    if where is not None:
+        there = np.arange(n) < where.sum(axis=1)[:, None]
+        delta *= there[:, :, None]
+    return Swaps(order, delta)
+
+
+def lambdaloss_weight(n: int, mu: float = 10.0) -> NDArray[np.float64]:
+    """Compute the weight `[n, n]` of two places in NDCG-Loss2++ (Wang et al. 2018, The LambdaLoss Framework).
+
+        |1/D(i) − 1/D(j)| + μ |1/D(|i − j|) − 1/D(|i − j| + 1)|,      D(k) = log₂(1 + k)
+
+    The first part is LambdaRank's; the second is that of a bound of nDCG.
+
+    >>> lambdaloss_weight(2)[1, 0].round(4) == np.round((1 - 1 / np.log2(3)) + 10 * (1 - 1 / np.log2(3)), 4)
+    np.True_
+    """
+    k = np.arange(1, n + 1)
+    discount = 1 / np.log2(1 + k)
+    apart = np.abs(k[:, None] - k)
+    near = 1 / np.log2(1 + np.maximum(apart, 1)) - 1 / np.log2(2 + np.maximum(apart, 1))
+    return np.asarray(np.abs(discount[:, None] - discount) + mu * near * (apart > 0))
 
 
 def swap_loss(

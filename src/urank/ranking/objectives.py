@@ -7,9 +7,10 @@ trained by the same loss.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from urank.errors import DataError
 from urank.learning.batches import Batch, ListArrays
 from urank.log.dataset import Block, Dataset
 from urank.propensity.examination import CLIP, Propensity, inverse_propensity
+from urank.ranking.losses import Swaps, lambdaloss_weight, preferences, swaps
 from urank.ranking.utility import FLOOR, item_gains
 
 CHUNK_ROWS = 2**13
@@ -89,19 +91,24 @@ def _array(values: Tensor | NDArray[Any]) -> NDArray[Any]:
     return values.numpy(force=True) if isinstance(values, Tensor) else values
 
 
-class Target(Protocol):
+class Target(ABC):
     """Computes u(i, k) `[B, n, K]` of some lists, 0 in the padding."""
 
     @property
+    @abstractmethod
     def by_session(self) -> bool:
         """Whether it depends on more than the table and the values, so that lists of the same items may differ."""
-        ...
 
+    @abstractmethod
     def __call__(self, lists: PaddedLists) -> NDArray[Any]: ...
+
+    def swaps(self, scores: NDArray[Any], lists: PaddedLists) -> Swaps:
+        """Compute the weights of all pairs at the positions by the scores `[B, n]`: the E step."""
+        return swaps(scores, self(lists), where=lists.where)
 
 
 @dataclass(frozen=True)
-class UtilityTarget:
+class UtilityTarget(Target):
     """The utility of `urank.ranking.utility.item_gains`, with the share λ of Eq. 3 and its floor."""
 
     blend: float = 0.0
@@ -127,7 +134,7 @@ def dcg_discount(K: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class DiscountedGain:
+class DiscountedGain(Target):
     """g_i / log₂(1 + k): its ΔUtil (Eq. 6) is the change of DCG by a swap, LambdaRank's |Δ| (Burges 2010).
 
     Attributes:
@@ -144,14 +151,37 @@ class DiscountedGain:
         return True
 
     def __call__(self, lists: PaddedLists) -> NDArray[np.float64]:
+        return np.asarray(self._gain(lists)[..., None] * dcg_discount(self.positions))
+
+    def _gain(self, lists: PaddedLists) -> NDArray[Any]:
         assert lists.gain is not None  # noqa: S101 - the streams of LambdaRank have one
         gain = lists.gain if lists.where is None else np.where(lists.where, lists.gain, 0.0)
-        discount = dcg_discount(self.positions)
-        if self.normalised:
-            best = -np.sort(-gain, axis=1)[:, : self.positions]
-            ideal = (best * discount[: best.shape[1]]).sum(axis=1, keepdims=True)
-            gain = gain / np.where(ideal > 0, ideal, 1.0)
-        return np.asarray(gain[..., None] * discount)
+        if not self.normalised:
+            return gain
+        best = -np.sort(-gain, axis=1)[:, : self.positions]
+        ideal = (best * dcg_discount(self.positions)[: best.shape[1]]).sum(axis=1, keepdims=True)
+        return np.asarray(gain / np.where(ideal > 0, ideal, 1.0))
+
+
+@dataclass(frozen=True)
+class RankNetGain(DiscountedGain):
+    """RankNet (Burges et al. 2005): every pair of items with different gains counts, wherever they are.
+
+    A pair counts the difference of the gains, which for clicks is the weight of the click, and 1 for labels
+    (`normalised`). Training still stops early by the discounted gain.
+    """
+
+    def swaps(self, scores: NDArray[Any], lists: PaddedLists) -> Swaps:
+        found = preferences(scores, self._gain(lists), where=lists.where)
+        return replace(found, delta=np.sign(found.delta)) if self.normalised else found
+
+
+@dataclass(frozen=True)
+class LambdaLossGain(DiscountedGain):
+    """LambdaLoss (Wang et al. 2018): pairs weighted as in NDCG-Loss2++, see `lambdaloss_weight`."""
+
+    def swaps(self, scores: NDArray[Any], lists: PaddedLists) -> Swaps:
+        return preferences(scores, self._gain(lists), weight=lambdaloss_weight(scores.shape[1]), where=lists.where)
 
 
 class BaselineConfig(Settings):

@@ -25,7 +25,7 @@ from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidate
 from urank.log.ragged import at_positions
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.progress import prefetch
-from urank.ranking.baselines import WEIGHTED_BASELINES, RankSvmConfig
+from urank.ranking.baselines import WEIGHTED_BASELINES, Baseline, RankSvmConfig
 from urank.ranking.guard import Guard
 from urank.ranking.matching import METHODS, Method, expected_gain, guarded_positions, positions_in_lists, values_or_ones
 from urank.ranking.objectives import BaselineConfig
@@ -37,10 +37,11 @@ from urank.ranking.utility import Array
 class UrankConfig(Settings):
     """Settings of the click model, the scorer that learns from it, and the ranking method."""
 
-    ranker: Literal["network", "trees", "lambdarank", "lambdarank-trees", "ranksvm", "dla", "none"] = Field(
+    ranker: Literal["network", "trees", Baseline, "none"] = Field(
         "network",
         description="the scorer: U-rank as a network or as LightGBM trees, a ranker of another paper (lambdarank, "
-        "lambdarank-trees, ranksvm, dla), or none (then the matching ranks)",
+        "lambdarank-trees, ranknet, lambdaloss, ranksvm, dla, unbiased-lambdamart, regression-em), or none (then the "
+        "matching ranks)",
     )
     method: Literal["auto", "score", "match", "ctr1"] = Field(
         "auto",

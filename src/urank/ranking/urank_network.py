@@ -29,7 +29,7 @@ from urank.learning.training import History, TrainingConfig, seeded, train
 from urank.log.dataset import Dataset
 from urank.log.ragged import positions_by_score, where_items
 from urank.progress import Report
-from urank.ranking.losses import Form, swap_loss, swaps
+from urank.ranking.losses import Form, swap_loss
 from urank.ranking.objectives import Target, UtilityTarget, by_length
 from urank.ranking.utility import FLOOR, earned
 
@@ -218,7 +218,7 @@ def mean_swap_loss(scores: Tensor, batch: Batch, target: Target, config: RankerC
     clip = config.clip if config.form == "paper" else None
     total = scores.new_zeros(())
     for rows, padded in by_length(batch):
-        found = swaps(known[rows], target(padded), where=padded.where)
+        found = target.swaps(known[rows], padded)
         placed = scores[torch.from_numpy(rows).to(scores.device)]
         losses = swap_loss(placed, found, form=config.form, sigma=config.sigma, clip=clip)
         if padded.weight is not None:

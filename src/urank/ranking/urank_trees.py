@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import lightgbm
 import numpy as np
@@ -39,7 +39,7 @@ from urank.learning.training import History
 from urank.log.dataset import Dataset
 from urank.log.ragged import order_by_score
 from urank.progress import Report, silent
-from urank.ranking.losses import swap_derivatives, swaps
+from urank.ranking.losses import Swaps, swap_derivatives, swaps
 from urank.ranking.objectives import PaddedLists, Target
 from urank.ranking.urank_network import RankerConfig, Table
 
@@ -133,12 +133,28 @@ def tree_streams(
     return [Stream(fits, split, featurizer, cache_bytes=0, table=table, gain=gain) for split in ("train", "valid")]
 
 
+class PairWeights(Protocol):
+    """Changes the weights of the pairs before each tree; `update` is called when all lists were seen."""
+
+    def __call__(self, rows: NDArray[np.int64], scores: Floats, found: Swaps) -> Swaps:
+        """Weigh the pairs of lists `[B, n]` with these rows of the split and scores; may be called from threads."""
+
+    def update(self) -> None: ...
+
+
 def grow_by_swaps(
-    streams: Sequence[Stream], target: Target, config: RankerConfig, trees: TreesConfig, *, report: Report = silent
+    streams: Sequence[Stream],
+    target: Target,
+    config: RankerConfig,
+    trees: TreesConfig,
+    *,
+    weigh: PairWeights | None = None,
+    report: Report = silent,
 ) -> tuple[TreesScorer, History]:
     """Train trees to maximise a target; of the configuration, σ and the seed are used.
 
-    The streams are train and valid, with the columns that the target needs.
+    The streams are train and valid, with the columns that the target needs; `weigh` changes the weights of the pairs of
+    train.
     """
     dataset, featurizer = streams[0].dataset, streams[0].featurizer
     if dataset.rows("train") == 0:
@@ -153,7 +169,7 @@ def grow_by_swaps(
             data[stream.split] = lightgbm_dataset(
                 dataset, stream.split, featurizer, params, report, extra=extra, reference=data.get("train")
             )
-    booster, history = _grow(data, gains, config.sigma, trees, params, report)
+    booster, history = _grow(data, gains, config.sigma, trees, params, weigh, report)
     return TreesScorer.from_text(booster.model_to_string(), featurizer, extra is not None), history
 
 
@@ -198,7 +214,12 @@ class SplitGains:
         return cls(tuple(chunks), rows, lists)
 
     def derivatives(
-        self, scores: NDArray[Any], *, sigma: float = 1.0, pool: Executor | None = None
+        self,
+        scores: NDArray[Any],
+        *,
+        sigma: float = 1.0,
+        pool: Executor | None = None,
+        weigh: PairWeights | None = None,
     ) -> tuple[Floats, Floats, float]:
         """Return the derivatives of the total loss by each score `[rows]`, and the mean utility of the lists."""
         scores = scores.astype(np.float32)
@@ -207,6 +228,8 @@ class SplitGains:
         def of_chunk(chunk: Chunk) -> float:
             here = scores[chunk.rows]
             found = swaps(here, chunk.gains)
+            if weigh is not None:
+                found = weigh(chunk.rows, here, found)
             gradient[chunk.rows], hessian[chunk.rows] = swap_derivatives(here, found, sigma=sigma)
             return chunk.earned(found.order)
 
@@ -235,6 +258,7 @@ def _grow(
     sigma: float,
     config: TreesConfig,
     params: dict[str, Any],
+    weigh: PairWeights | None,
     report: Report,
 ) -> tuple[lightgbm.Booster, History]:
     """Grow trees until the utility of valid, if there is one, stops rising."""
@@ -243,7 +267,9 @@ def _grow(
 
     def objective(scores: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[Floats, Floats]:
         nonlocal train_utility, scale
-        gradient, hessian, train_utility = gains["train"].derivatives(scores, sigma=sigma, pool=pool)
+        gradient, hessian, train_utility = gains["train"].derivatives(scores, sigma=sigma, pool=pool, weigh=weigh)
+        if weigh is not None:
+            weigh.update()
         if scale == 0:
             scale = np.float32(1 / (hessian.mean(dtype=np.float64) or 1))
         return gradient * scale, hessian * scale
