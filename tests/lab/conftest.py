@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.tiny import TINY, config
+from lab.tiny import ONE_SETTING, TINY, config
 from urank.lab.appstore_experiment import StoreTrial
-from urank.lab.experiment import EXPERIMENTS
 from urank.lab.experiment_results import Reproduction
 from urank.lab.letor_experiment import LetorTrial
 from urank.lab.reproduction import reproduce
@@ -33,6 +32,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> StoreTrial:
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, Path]:
-    """All tables and figures of two seeds, and the folder."""
+    """All tables and figures of two seeds with one setting, and the folder."""
     folder = tmp_path_factory.mktemp("everything") / "reproduction"
-    return reproduce(EXPERIMENTS, folder, seeds=2, workers=1, overrides=TINY), folder
+    return reproduce(ONE_SETTING, folder, seeds=2, workers=1, overrides=TINY), folder

@@ -39,10 +39,30 @@ def test_every_experiment_reads_and_its_methods_exist() -> None:
     assert {*METHODS, *STORE_METHODS} <= used  # a method that nothing shows is not one
 
 
+def test_settings_of_an_experiment() -> None:
+    """The four of the audit, of which the last is the default; every other setting stays."""
+    plain = read_experiment("attention", {"simulation": {"queries": 50}})
+    found = {name: plain.with_setting(name).simulation for name in plain.settings}
+    assert [(each.eta, each.attention_features) for each in found.values()] == [
+        (0.3, None),
+        (0.7, 10),
+        (0.7, None),
+        (1.5, None),
+    ]
+    assert all(each.queries == 50 for each in found.values())
+    same = [plain.with_setting(name).same_settings(plain) for name in plain.settings]
+    assert same == [False, False, False, True]
+    users = read_experiment("users")
+    assert {users.with_setting(name).simulation.user for name in users.settings} == {*users.settings}
+    assert {*users.settings} == {"item", "grid", "carousel", "fold", "neighbour", "patience"}
+    ours = [METHODS[key] for key in users.methods if METHODS[key].kind == "ours"]
+    assert all(method.needs == ("clicks-vector",) for method in ours)  # A1 alone presumes no curve
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"simulatoin": {}}, "simulatoin is not a key of mine.toml; the keys are title, methods, dataset, simulation"),
+        ({"simulatoin": {}}, "simulatoin is not a key of mine.toml; the keys are title, methods, settings, dataset"),
         ({"scorer": {"trainig": {}}}, "scorer.trainig is not a key of mine.toml; the keys are target, blend"),
         ({"simulation": 3}, "simulation in mine.toml: input should be a valid dictionary"),
         ({"swap_sessions": 0}, "swap_sessions in mine.toml: input should be greater than or equal to 1; got 0"),

@@ -28,6 +28,7 @@ from urank.lab.experiment_results import (
     MethodRow,
     PositionCurve,
     Reproduction,
+    SettingRows,
     StoreRow,
 )
 from urank.lab.paper_report import (
@@ -182,6 +183,46 @@ def test_architectures_by_arithmetic() -> None:
     assert column(found, "Table 2", "AUC, test") == {"A1": "0.684", "A2": "–"}
     assert column(found, "Table 2", "AUC, validation (paper)") == {"A1": "0.687", "A2": "–"}
     assert column(found, "Table 2", "CTR") == {"A1": "0.0915 ± 0.0004", "A2": "0.0847"}
+
+
+def test_architectures_have_an_interval_over_seeds() -> None:
+    columns = ("train", "test", "valid", "#Click", "CTR")
+    by_seed = [dict.fromkeys(columns, (0.70, 0.72, 0.74)), dict.fromkeys(columns, (0.71, 0.72, 0.76))]
+    rows = [replace(each, by_seed=values) for each, values in zip(ARCHITECTURES, by_seed, strict=True)]
+    cells = column(reproduction(architectures=rows, setting="these users"), "Table 2", "AUC, test", table=1)
+    half = 4.302653 * np.std([0.01, 0.0, 0.02], ddof=1) / 3**0.5  # Student's t with 2 degrees of freedom
+    assert cells == {"mean": "+0.0100", "95 % interval": f"{0.01 - half:+.4f} to {0.01 + half:+.4f}"}
+    assert section(reproduction(architectures=rows, setting="these users"), "Table 2").notes[0] == (
+        "Setting: these users."
+    )
+
+
+def test_gains_by_setting() -> None:
+    """Relative to the best baseline of each column; a method that a setting does not have is unknown there."""
+    weak = [row("svm", 0.8), row("lambda", 0.75), replace(URANK, mean={**URANK.mean, "#Click": 0.84}, p_value={})]
+    found = reproduction(sweeps={"attention": [SettingRows("η 1.5", ROWS), SettingRows("η 0.3", weak)]})
+    assert column(found, "Table 1 by attention", "η 1.5") == {
+        "best baseline": "LambdaRank, CPBM: 0.836",
+        "svm": f"{100 * (0.834 / 0.836 - 1):+.1f} %",
+        "lambda": "+0.0 %",
+        "U-rank": f"{100 * (0.903 / 0.836 - 1):+.1f} %*",
+        "<em>KM</em>": f"<em>{100 * (0.976 / 0.836 - 1):+.1f} %</em>",
+    }
+    assert column(found, "Table 1 by attention", "η 0.3") == {
+        "best baseline": "svm: 0.800",
+        "svm": "+0.0 %",
+        "lambda": f"{100 * (0.75 / 0.8 - 1):+.1f} %",
+        "U-rank": f"{100 * (0.84 / 0.8 - 1):+.1f} %",
+        "<em>KM</em>": "<em>–</em>",
+    }
+    assert "η 0.3" in printed(found)
+
+
+def test_table_1_names_its_setting() -> None:
+    found = reproduction(rows=ROWS, setting="users of the kind 'item' (η 0.7, 10 features)")
+    sentence = "Setting: users of the kind 'item' (η 0.7, 10 features)."
+    assert sentence in section(found, "Table 1").notes
+    assert sentence in " ".join(printed(found).split())
 
 
 def test_the_truth_is_beside_the_estimate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from itertools import combinations
 from math import isfinite
@@ -13,12 +14,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from lab.tiny import TINY, config, half_written
+from lab.tiny import ONE_SETTING, TINY, config, half_written
 from urank.errors import ConfigError, UrankError
 from urank.lab.appstore_experiment import STORE_METHODS
 from urank.lab.experiment import EXPERIMENTS
 from urank.lab.experiment_results import METRICS, STORE_METRICS, Reproduction
 from urank.lab.letor_experiment import METHODS
+from urank.lab.letor_simulation import simulate
 from urank.lab.reproduction import experiment_names, reproduce
 
 Everything = tuple[Reproduction, Path]
@@ -81,7 +83,7 @@ def test_metrics_follow_from_the_positions(everything: Everything) -> None:
 @pytest.mark.slow
 def test_all_of_it_is_there(everything: Everything) -> None:
     found, folder = everything
-    assert found.what == list(EXPERIMENTS)
+    assert found.what == ONE_SETTING
     assert [row.name for row in found.architectures] == ["A1 (vector)", "A2 (position)"]
     assert all(0.3 < auc < 1 for row in found.architectures for auc in (row.train, row.test, row.valid))
     assert len(found.claims) == 2 * 3 + 2 * 3 + 2 + 1
@@ -194,6 +196,68 @@ def test_the_store_alone(everything: Everything) -> None:
     assert again.data == "a simulated app store with 200 users and 40 apps"
     assert 0 < again.seconds < found.seconds
     assert {name: (folder / name).read_bytes() for name in written} == written
+
+
+def test_table_1_by_setting(tmp_path: Path) -> None:
+    """Each setting has its users; that of the default shares the folder of the other experiments."""
+    overrides = TINY | {"methods": ["svm-none", "km"]}
+    run: dict[str, Any] = {"seeds": 1, "workers": 1, "command": "urank reproduce users"}
+    found = reproduce(["table1", "users"], tmp_path, **run, overrides=overrides)
+    tables = {table.name: {row.key: row for row in table.rows} for table in found.sweeps["users"]}
+    assert list(tables) == [f"users '{user}'" for user in ("item", "grid", "carousel", "fold", "neighbour", "patience")]
+    assert {row.key: row.mean for row in found.rows} == {key: row.mean for key, row in tables["users 'item'"].items()}
+    for name, rows in tables.items():
+        if name == "users 'neighbour'":
+            assert [*rows] == ["svm-none"]  # without a table there is no matching of the truth
+        else:
+            assert rows["km"].mean["#Click"] > rows["svm-none"].mean["#Click"]
+    assert len({rows["svm-none"].mean["#Click"] for rows in tables.values()}) == len(tables)
+    written = pl.read_parquet(tmp_path / "users.parquet")
+    assert written["setting"].unique(maintain_order=True).to_list() == list(tables)
+    assert sorted(path.name for path in (tmp_path / "settings").iterdir()) == [
+        "carousel",
+        "fold",
+        "grid",
+        "neighbour",
+        "patience",
+    ]
+    assert found.setting == "users of the kind 'item' (η 1.5, all features), relevance over 2^y_max − 1"
+    assert found.provenance["command"] == "urank reproduce users"
+    assert re.fullmatch(r"[0-9a-f]{7,40}\+?|", found.provenance["commit"])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results/*.parquet")}
+    again = reproduce(["users"], tmp_path, **run, overrides=overrides)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results/*.parquet")} == before
+    assert str(again.sweeps) == str(found.sweeps)  # with one seed, deviations are NaN
+    assert again.seconds == found.seconds
+
+
+@pytest.mark.parametrize("user", ["cascade", "neighbour"])
+def test_users_without_a_table_are_judged_by_their_clicks(tmp_path: Path, user: str) -> None:
+    simulation = {"simulation": {**TINY["simulation"], "user": user, "positions": 4}}
+    run: dict[str, Any] = {"seeds": 1, "workers": 1}
+    with pytest.raises(
+        ConfigError, match=rf"simulation.user must have a click table for table1: .*'{user}'.*; got .*km"
+    ):
+        reproduce(["table1"], tmp_path / "refused", **run, overrides=TINY | simulation)
+    overrides = TINY | simulation | {"methods": ["svm-none"]}
+    with pytest.raises(ConfigError, match="must have a click table for fig-result-list"):
+        reproduce(["fig-result-list"], tmp_path / "refused", **run, overrides=overrides)
+    assert not (tmp_path / "refused").exists()
+    reproduce(["table1"], tmp_path / "out", **run, overrides=overrides)
+    results = pl.read_parquet(tmp_path / "out" / "results.parquet")
+    made = simulate(config(**simulation).seeded(0).simulation)
+    truth = made.candidates.select("item_id", made.oracle.truth_name)
+    for row in results.head(5).iter_rows(named=True):
+        order = [item for _, item in sorted(zip(row["position"], row["item_id"], strict=True))][:4]
+        known = dict(truth.filter(pl.col("item_id").is_in(order)).iter_rows())
+        if user == "cascade":
+            reached = np.cumprod([1.0, *(1 - known[item] for item in order)])
+            expected = sum(known[item] * share for item, share in zip(order, reached, strict=False))
+        else:
+            above = [0.0, *(known[item][0] for item in order)]
+            expected = sum(known[item][k] * (1 - above[k] / 2) for k, item in enumerate(order))
+        assert row["#Click"] == pytest.approx(expected, rel=1e-5)
+        assert row["CTR"] == pytest.approx(expected / len(order), rel=1e-5)
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

@@ -7,13 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from urank.lab.experiment import ExperimentConfig, read_experiment
+from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.experiment_results import METRICS, STORE_METRICS, MethodKind, MethodRow, StoreRow
 from urank.lab.runner import EVERY_STEP
 
 __all__ = [
     "FEW",
     "KNOWN",
+    "ONE_SETTING",
     "QUICK",
     "TINY",
     "config",
@@ -54,6 +55,7 @@ TINY: dict[str, Any] = {
         "svm": {"training": QUICK},
     },
 }
+ONE_SETTING = [name for name in EXPERIMENTS if name not in ("attention", "users")]
 FEW = ("svm-none", "lambdarank-truth", "urank", "km")
 
 

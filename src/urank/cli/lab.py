@@ -202,10 +202,12 @@ def reproduce_command(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="table1|table2|table3|fig-ctr-by-position|fig-result-list|differences|all",
+            metavar="table1|table2|table3|fig-ctr-by-position|fig-result-list|differences|attention|users|all",
             help="Which table or figure. **table1**: every ranker and propensity estimate; **table2**: architectures "
             "of the click model (RQ2); **table3**: an app store, without bids and with; **fig-ctr-by-position**: "
-            "Figure 4; **fig-result-list**: Figure 3; **differences**: the effect of each change to U-rank as printed.",
+            "Figure 4; **fig-result-list**: Figure 3; **differences**: the effect of each change to U-rank as printed; "
+            "**attention**: Table 1 for weak and strong item-specific attention; **users**: for users whose curves the "
+            "click models do not presume.",
         ),
     ],
     output: Annotated[
@@ -246,9 +248,10 @@ def reproduce_command(
     """Reproduce the paper: its tables and figures on simulated clicks, with every baseline, and the claims of Sections
     5.4 and 6.1 checked one by one.
 
-    DIR then contains `report.html`, `results.parquet` (each method, seed and test query), `table1.parquet` and
-    `settings.toml`; after table3 also `store-results.parquet` (each method, seed and test visit) and `table3.parquet`.
-    The same command resumes an interrupted run; another experiment in the same DIR reuses the trained models.
+    DIR then contains `report.html`, `results.parquet` (each method, seed and test query), `settings.toml` and a file
+    for each table (`table1.parquet`, `attention.parquet` …); after table3 also `store-results.parquet` (each method,
+    seed and test visit). The same command resumes an interrupted run; another experiment in the same DIR reuses the
+    trained models.
 
     Example: `urank reproduce table1 --seeds 1 -o reproduction`
     """
@@ -258,7 +261,9 @@ def reproduce_command(
     names = experiment_names(what)
     overrides, source = (read_toml(config), str(config)) if config is not None else ({}, "")
     given: dict[str, Any] = {"data": data, "dataset": dataset, "seeds": seeds, "workers": workers}
+    flags = {"data": data and Path(data).name, "dataset": dataset, "seeds": seeds, "config": config and config.name}
+    run = " ".join(["urank reproduce", what, *(f"--{name} {flag}" for name, flag in flags.items() if flag)])
     with printing.progress() as report:
-        found = reproduce(names, output, **given, overrides=overrides, source=source, report=report)
+        found = reproduce(names, output, **given, overrides=overrides, source=source, command=run, report=report)
     write_reproduction(found, output / "report.html")
     printing.show(found.to_dict(), partial(print_reproduction, found), f"\nThe report is {output / 'report.html'}")

@@ -19,10 +19,11 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from urank.evaluation.intervals import holm, paired
+from urank.evaluation.intervals import Interval, holm, normal_interval, paired
 from urank.lab.appstore_experiment import STORE_METHODS
 from urank.lab.experiment import ComparedMethod, table_array
 from urank.lab.experiment_results import (
+    DATASETS,
     METRICS,
     STORE_METRICS,
     ArchitectureRow,
@@ -166,21 +167,38 @@ def _most_relevant(ours: MethodRow, baselines: Sequence[MethodRow], name: str) -
 
 
 def _propensity_claims(by_key: Mapping[str, MethodRow], ranker: str, name: str) -> list[Claim]:
-    """Check the claims on the estimates of examination, for one ranker."""
+    """Check the claims on the estimates of examination, for one ranker, and on how many of the paper's own data sets
+    they hold by its Table 1."""
     variants = ("none", "randomised", "cpbm", "truth")
     if any(f"{ranker}-{variant}" not in by_key for variant in variants):
         return []
     rows = {variant: by_key[f"{ranker}-{variant}"] for variant in variants}
-    figures = ", ".join(f"{row.name.split(', ')[1]} {row.mean['#Click']:.4f}" for row in rows.values())
-    clicks = {variant: row.mean["#Click"] for variant, row in rows.items()}
-    best = max(clicks, key=lambda variant: clicks[variant]) == "truth"
-    second = clicks["truth"] > clicks["cpbm"] > clicks["randomised"]
-    useless = clicks["randomised"] <= clicks["none"]
-    return [
-        Claim(f"{name} with ground-truth propensities has the best utility of {name}'s variants", best, figures),
-        Claim(f"{name} with CPBM is the second best of those with propensities, above Randomization", second, figures),
-        Claim(f"Randomization fails to perform well: {name} earns no more with it than without", useless, figures),
-    ]
+    listed = ", ".join(f"{row.name.split(', ')[1]} {row.mean['#Click']:.4f}" for row in rows.values())
+    ours = {variant: row.mean["#Click"] for variant, row in rows.items()}
+    papers = [published_metrics(dataset) for dataset in DATASETS]
+    published = [{variant: paper[f"{ranker}-{variant}"]["#Click"] for variant in variants} for paper in papers]
+    texts = {
+        f"{name} with ground-truth propensities has the best utility of {name}'s variants": _truth_is_best,
+        f"{name} with CPBM is the second best of those with propensities, above Randomization": _cpbm_is_second,
+        f"Randomization fails to perform well: {name} earns no more with it than without": _randomisation_fails,
+    }
+    found = []
+    for text, holds in texts.items():
+        own = sum(map(holds, published))
+        found.append(Claim(text, holds(ours), f"{listed}; in the paper's own Table 1 on {own} of {len(papers)} sets"))
+    return found
+
+
+def _truth_is_best(clicks: Mapping[str, float]) -> bool:
+    return max(clicks, key=lambda variant: clicks[variant]) == "truth"
+
+
+def _cpbm_is_second(clicks: Mapping[str, float]) -> bool:
+    return clicks["truth"] > clicks["cpbm"] > clicks["randomised"]
+
+
+def _randomisation_fails(clicks: Mapping[str, float]) -> bool:
+    return clicks["randomised"] <= clicks["none"]
 
 
 def _more_clicks(text: str, better: MethodRow, worse: MethodRow, *, equal: bool = False) -> Claim:
@@ -193,33 +211,51 @@ def _more_clicks(text: str, better: MethodRow, worse: MethodRow, *, equal: bool 
 _FAMILIES = {"urank-a1": "vector", "urank-a2": "position"}
 
 
-def architecture_rows(folders: Sequence[Path], rows: Sequence[MethodRow], dataset: str = "") -> list[ArchitectureRow]:
-    """Compute the rows of Table 2, given `urank-a1` and `urank-a2` as `method_rows` returns them."""
+def architecture_rows(
+    folders: Sequence[Path], results: pl.DataFrame, keys: Sequence[str], dataset: str = ""
+) -> list[ArchitectureRow]:
+    """Compute the rows of Table 2 from the results of `urank-a1` and `urank-a2`, and the AUC in the folders."""
     published = published_architectures(dataset)
     found = []
-    for row in rows:
-        family = _FAMILIES[row.key]
+    for key in keys:
+        family = _FAMILIES[key]
         parts = [json.loads((folder / f"auc-{family}.json").read_text(encoding="utf-8")) for folder in folders]
-        auc = {split: np.array([part[split] for part in parts]) for split in ("train", "test", "valid")}
-        deviation = {split: _deviation(by_seed) for split, by_seed in auc.items()}
-        deviation |= {metric: row.deviation[metric] for metric in ("#Click", "CTR")}
-        train, test, valid = (float(by_seed.mean()) for by_seed in auc.values())
-        name, clicks, ctr = f"{row.key[-2:].upper()} ({family})", row.mean["#Click"], row.mean["CTR"]
-        known = published.get(row.key, {})
-        found.append(ArchitectureRow(name, train, test, valid, clicks, ctr, deviation, known))
+        own = results.filter(pl.col("method") == key).group_by("seed").agg(pl.col("#Click", "CTR").mean()).sort("seed")
+        by_seed = {split: np.array([part[split] for part in parts]) for split in ("train", "test", "valid")}
+        by_seed |= {metric: own[metric].to_numpy() for metric in ("#Click", "CTR")}
+        train, test, valid, clicks, ctr = (float(values.mean()) for values in by_seed.values())
+        deviation = {name: _deviation(values) for name, values in by_seed.items()}
+        values = {name: each.tolist() for name, each in by_seed.items()}
+        name = f"{key[-2:].upper()} ({family})"
+        known = published.get(key, {})
+        found.append(ArchitectureRow(name, train, test, valid, clicks, ctr, deviation, known, values))
     return found
 
 
 def architecture_claims(rows: Sequence[ArchitectureRow]) -> list[Claim]:
-    """Check the claims of RQ2."""
+    """Check the claims of RQ2 by the interval of the difference over seeds; undecided if it contains 0."""
     if len(rows) < 2:
         return []
     a1, a2 = rows
-    clicks = f"#Click {a1.clicks:.4f} against {a2.clicks:.4f}"
     return [
-        Claim("A2 achieves the better AUC", a2.test > a1.test, f"test AUC {a2.test:.4f} against {a1.test:.4f} of A1"),
-        Claim("A1 leads to the higher utility", a1.clicks > a2.clicks, clicks),
+        _over_seeds("A2 achieves the better AUC", a2, a1, "test", "test AUC"),
+        _over_seeds("A1 leads to the higher utility", a1, a2, "#Click", "#Click"),
     ]
+
+
+def architecture_difference(better: ArchitectureRow, other: ArchitectureRow, column: str) -> Interval:
+    """Compute the mean difference of two architectures over seeds, with its 95 % interval; NaN with one seed."""
+    return normal_interval(np.subtract(better.by_seed[column], other.by_seed[column]))
+
+
+def _over_seeds(text: str, better: ArchitectureRow, other: ArchitectureRow, column: str, name: str) -> Claim:
+    difference = architecture_difference(better, other, column)
+    ours, theirs = (float(np.mean(row.by_seed[column])) for row in (better, other))
+    figures = f"{name} {ours:.4f} against {theirs:.4f}, difference {difference.mean:+.4f}"
+    if difference.n < 2:
+        return Claim(text, None, f"{figures} on one seed")
+    figures += f" (95 % interval over {difference.n} seeds {difference.low:+.4f} to {difference.high:+.4f})"
+    return Claim(text, True if difference.low > 0 else False if difference.high < 0 else None, figures)
 
 
 def store_rows(results: pl.DataFrame, keys: Sequence[str]) -> list[StoreRow]:

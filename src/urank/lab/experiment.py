@@ -30,6 +30,8 @@ from urank.lab.appstore import PRODUCTION
 from urank.lab.experiment_results import MethodKind
 from urank.lab.letor_simulation import SimulationConfig
 from urank.lab.market import MarketConfig
+from urank.lab.provenance import provenance
+from urank.lab.user_models import User
 from urank.learning.features import Featurizer
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import offsets_of_runs
@@ -48,7 +50,16 @@ PAPER_CLICKS = ClickConfig(families=("monotone", "factorised", "vector"), within
 """The click model of the paper's experiments: the best of these families, or their mean, on raw features as all
 baselines."""
 
-EXPERIMENTS = ("table1", "table2", "table3", "fig-ctr-by-position", "fig-result-list", "differences")
+EXPERIMENTS = (
+    "table1",
+    "table2",
+    "table3",
+    "fig-ctr-by-position",
+    "fig-result-list",
+    "differences",
+    "attention",
+    "users",
+)
 
 
 class StoreConfig(Settings):
@@ -76,11 +87,22 @@ class StoreConfig(Settings):
         return add_seed(self, seed, ("market", "production", "clicks", "scorer", "svm"))
 
 
+class SimulationOverrides(Settings):
+    """Changes to the users of a simulation."""
+
+    user: User | None = Field(None, description="user model")
+    eta: float | None = Field(None, description="η")
+    attention_features: int | None = Field(None, description="number of features that attention depends on")
+
+
 class ExperimentConfig(Settings):
     """Settings of an experiment."""
 
     title: str = Field("", description="the paper's name of the table or figure")
     methods: tuple[str, ...] = Field((), description="the methods to compare")
+    settings: dict[str, SimulationOverrides] = Field(
+        {}, description="repeat the experiment with each of these changes to the simulation, by name"
+    )
     dataset: str = Field("", description="the paper's name of the data, if used: yahoo, mslr-web10k or istella-s")
     simulation: SimulationConfig = Field(
         SimulationConfig(truth="all"), description="documents, loggers and users, as in `urank simulate`"
@@ -107,8 +129,14 @@ class ExperimentConfig(Settings):
 
     def same_settings(self, other: ExperimentConfig) -> bool:
         """Return whether the results of both are comparable."""
-        presentation = {"title", "methods", "dataset"}
+        presentation = {"title", "methods", "dataset", "settings"}
         return self.model_dump(exclude=presentation) == other.model_dump(exclude=presentation)
+
+    def with_setting(self, name: str) -> ExperimentConfig:
+        """Return the experiment with one of the `settings`."""
+        changes = self.settings[name].model_dump(exclude_none=True)
+        simulation = SimulationConfig.model_validate(self.simulation.model_dump(exclude_unset=True) | changes)
+        return self.model_copy(update={"simulation": simulation, "settings": {}})
 
     def seeded(self, seed: int) -> ExperimentConfig:
         """Add `seed` to every seed."""
@@ -202,7 +230,11 @@ def method_steps(methods: Mapping[str, ComparedMethod[T, R]], data: str) -> dict
         trained = methods[key].train(trial, report)
         seconds = time.perf_counter() - started
         with new_file(trial.folder / "results" / f"{key}.parquet") as working:
-            trial.judge(trained).with_columns(seconds=pl.lit(seconds)).write_parquet(working)
+            made = provenance("")
+            facts = {"seconds": seconds, "commit": made["commit"], "date": made["date"]}
+            trial.judge(trained).with_columns(**{name: pl.lit(fact) for name, fact in facts.items()}).write_parquet(
+                working
+            )
 
     return {
         key: ExperimentStep(partial(train_and_judge, key), f"results/{key}.parquet", (data, *method.needs), method.cost)

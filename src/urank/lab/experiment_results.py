@@ -82,7 +82,11 @@ class StoreRow(MethodRow):
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """A row of Table 2: AUC of a click-model architecture by split, and #Click and CTR of U-rank on it."""
+    """A row of Table 2: AUC of a click-model architecture by split, and #Click and CTR of U-rank on it.
+
+    `deviation` and `by_seed` are the standard deviation over seeds, and the values, of `train`, `test`, `valid`,
+    `#Click` and `CTR`.
+    """
 
     name: str
     train: float
@@ -92,6 +96,15 @@ class ArchitectureRow:
     ctr: float
     deviation: Mapping[str, float]
     published: Mapping[str, float] = field(default_factory=dict)
+    by_seed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SettingRows:
+    """Table 1 with one setting of the simulation: its name, and its rows."""
+
+    name: str
+    rows: Sequence[MethodRow]
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,8 @@ class Reproduction:
 
     what: Sequence[str]  # the requested experiments
     data: str  # description of the documents
-    seeds: int  # number of seeds
+    setting: str = ""  # of the users of Section 5
+    seeds: int = 1  # number of seeds
     queries: int = 0
     rows: Sequence[MethodRow] = ()  # Table 1
     claims: Sequence[Claim] = ()  # of Section 5.4
@@ -156,10 +170,12 @@ class Reproduction:
     curve_claims: Sequence[Claim] = ()
     example: ListExample | None = None  # Figure 3
     differences: Sequence[Difference] = ()  # the effect of each deviation from the paper
+    sweeps: Mapping[str, Sequence[SettingRows]] = field(default_factory=dict)  # Table 1 by setting, by experiment
     store: Sequence[StoreRow] = ()  # Table 3
     store_claims: Sequence[Claim] = ()  # of Section 6.1
     visits: int = 0
     settings: str = ""  # as TOML
+    provenance: Mapping[str, str] = field(default_factory=dict)  # commit, command and date
     versions: Mapping[str, str] = field(default_factory=dict)  # by library
     seconds: float = 0.0  # total training time
 

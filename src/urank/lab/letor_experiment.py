@@ -19,6 +19,7 @@ from urank.lab.experiment import ComparedMethod, ExperimentConfig, ExperimentSte
 from urank.lab.experiment_results import MethodKind
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
 from urank.lab.truth import read_truth, true_table
+from urank.lab.user_models import Oracle
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
 from urank.log.prepare import prepare
@@ -75,14 +76,21 @@ class LetorTrial(Trial[Policy]):
         """The features of the baselines, equal to those of the click models."""
         return fit_featurizer(self.dataset)
 
+    @cached_property
+    def oracle(self) -> Oracle:
+        """The users."""
+        path = self.folder / "data" / "simulation" / "truth" / "oracle.json"
+        return Oracle.from_dict(json.loads(path.read_text(encoding="utf-8"))["oracle"])
+
     @property
     def block(self) -> Block:
         """The candidates without labels and truth."""
-        return experiment.as_block(self.candidates.drop("table", "relevance"))
+        return experiment.as_block(self.candidates.drop(self.oracle.truth_name, "relevance"))
 
     def judge(self, trained: Policy) -> pl.DataFrame:
-        """Compute the metrics of Table 1 by the true table."""
-        return list_metrics(self.candidates, trained.positions(self.block))
+        """Compute the metrics of Table 1 by the true click probabilities of the lists."""
+        position = trained.positions(self.block)
+        return list_metrics(with_table(self.candidates, position, self.oracle), position)
 
     def make_data(self, report: Report) -> None:
         """Simulate, write and prepare both logs."""
@@ -99,7 +107,7 @@ class LetorTrial(Trial[Policy]):
                 log = read(folder / source / "log.parquet", drop=["relevance", "propensity"])
                 prepare(log, folder / target, valid=valid, test=test, report=report)
                 (folder / source / "log.parquet").unlink()
-            truth = read_truth(folder / "simulation")
+            truth = pl.read_parquet(folder / "simulation" / "truth" / "candidates.parquet")
             split = split_by_hash(stable_hash(truth["query_id"]), valid=valid, test=test)
             judging = truth.filter(pl.Series(split == SPLITS.index("test")))
             rng = np.random.default_rng(simulation.seed)
@@ -112,6 +120,16 @@ class LetorTrial(Trial[Policy]):
             return given
         sessions = max(1, min(200, LISTS // read_letor(given.data).n_queries))
         return given.model_copy(update={"sessions": sessions})
+
+
+def with_table(candidates: pl.DataFrame, position: NDArray[np.int64], oracle: Oracle) -> pl.DataFrame:
+    """Return candidates with a `table` that is true at these positions `[rows]`, also of users who have no table."""
+    if oracle.truth_name == "table":
+        return candidates
+    truth = np.array(candidates[oracle.truth_name].to_list(), dtype=np.float64)
+    chance = oracle.click_probabilities(truth, position, experiment.query_offsets(candidates))
+    table = pl.Series("table", np.repeat(chance[:, None], oracle.positions, axis=1)).arr.to_list()
+    return candidates.with_columns(table)
 
 
 def list_metrics(candidates: pl.DataFrame, position: NDArray[np.int64]) -> pl.DataFrame:
@@ -209,6 +227,16 @@ def _weighted(
     return found
 
 
+def _alone(name: str, ranker: Baseline) -> LetorMethod:
+    """Return a ranker that learns examination itself."""
+    return LetorMethod(name, "baseline", partial(_baseline, ranker, "none"))
+
+
+def _first_column(name: str, clicks: str) -> LetorMethod:
+    """Return the order by the click probability at position 1."""
+    return LetorMethod(name, "baseline", _by_click_model(clicks, "ctr1"), (clicks,), 0.1)
+
+
 def _ours(name: str, clicks: str, settings: Callable[[ExperimentConfig], RankerConfig]) -> LetorMethod:
     return LetorMethod(name, "ours", partial(_urank, clicks, settings), (clicks,), 4.0)
 
@@ -229,14 +257,24 @@ METHODS: dict[str, LetorMethod] = {
     **_weighted("ranksvm", "svm", "SVMRank", 1.0),
     **_weighted("lambdarank", "lambdarank", "LambdaRank", 2.0),
     **_weighted("lambdarank-trees", "lambdarank-trees", "LambdaRank trees", 2.0, ("none", "truth")),
-    "dla": LetorMethod("DLA", "baseline", partial(_baseline, "dla", "none")),
-    "deepfm": LetorMethod("DeepFM", "baseline", _by_click_model("clicks-deepfm", "ctr1"), ("clicks-deepfm",), 0.1),
-    "ctr1": LetorMethod("CTR-1", "baseline", _by_click_model("clicks", "ctr1"), ("clicks",), 0.1),
+    **_weighted("ranknet", "ranknet", "RankNet", 2.0, ("none",)),
+    **_weighted("lambdaloss", "lambdaloss", "LambdaLoss", 2.0, ("none",)),
+    "dla": _alone("DLA", "dla"),
+    "unbiased-lambdamart": _alone("Unbiased LambdaMART", "unbiased-lambdamart"),
+    "regression-em": _alone("regression EM", "regression-em"),
+    "pal": _first_column("PAL", "clicks-pal"),
+    "deepfm": _first_column("DeepFM", "clicks-deepfm"),
+    "pnn": _first_column("PNN", "clicks-pnn"),
+    "ctr1-a1": _first_column("CTR-1 on A1", "clicks-vector"),
+    "ctr1": _first_column("CTR-1", "clicks"),
     "urank-paper": _ours("U-rank as printed", "clicks-vector", lambda config: config.faithful),
     "urank": _ours("U-rank", "clicks", lambda config: config.scorer),
     "urank-trees": LetorMethod("U-rank trees", "ours", _urank_trees, ("clicks",), 4.0),
     "urank-match": LetorMethod("U-rank matching", "ours", _by_click_model("clicks", "match"), ("clicks",), 0.1),
     "urank-a1": _ours("U-rank on A1", "clicks-vector", lambda config: config.scorer),
+    "match-a1": LetorMethod(
+        "U-rank matching on A1", "ours", _by_click_model("clicks-vector", "match"), ("clicks-vector",), 0.1
+    ),
     "urank-a2": _ours("U-rank on A2", "clicks-position", lambda config: config.scorer),
     "urank-counterfactual": _ours("U-rank on A1, Eq. 3, stable", "clicks-vector", _faithful_but(form="stable")),
     "urank-printed-model": _ours("U-rank on A1, table, as printed", "clicks-vector", _faithful_but(target="model")),
@@ -288,6 +326,8 @@ STEPS: dict[str, LetorStep] = {
     "clicks-vector": _clicks("clicks-vector", 4.0, families=("vector",)),
     "clicks-position": _clicks("clicks-position", 6.0, families=("position",)),
     "clicks-deepfm": _clicks("clicks-deepfm", 8.0, families=("deepfm",)),
+    "clicks-pnn": _clicks("clicks-pnn", 8.0, families=("position",), backbone="pnn"),
+    "clicks-pal": _clicks("clicks-pal", 4.0, families=("pal",)),
     "auc-vector": _auc("vector"),
     "auc-position": _auc("position"),
     "randomised": LetorStep(_randomised, "randomised.json", ("data",), 0.2),

@@ -20,6 +20,7 @@ from matplotlib.patches import Patch, Rectangle
 from rich.console import Console
 from rich.text import Text
 
+from urank.lab.claims import architecture_difference
 from urank.lab.experiment_results import (
     METRICS,
     STORE_METRICS,
@@ -30,6 +31,7 @@ from urank.lab.experiment_results import (
     MethodRow,
     PositionCurve,
     Reproduction,
+    SettingRows,
     StoreRow,
 )
 from urank.report import style
@@ -398,6 +400,19 @@ _LISTS = (
     "outline and {mark} is the position that the method of the panel gives the item. The title of a panel gives the "
     "expected clicks and the nDCG of that order."
 )
+_SWEEPS = {
+    "attention": "How the gain of every method depends on the item-specific attention of the users: Table 1 for "
+    "several η and numbers of features on which attention depends. The paper states no η; its released code has 0.7 on "
+    "10 features.",
+    "users": "Users whose curves the click family monotone does not have, beside the paper's (item), whose formula it "
+    "shares: two-column grids, carousels, screens with a fold, attention held by the item above, and patience that "
+    "differs by session. U-rank and CTR-1 use the click model A1, which presumes no curve.",
+}
+_GAINS = (
+    "Clicks a query relative to the best baseline of the same setting, in the first row. A star: better than every "
+    "baseline, p < 0.05, as in Table 1. Rows in italics are oracles. Users whose clicks depend on the item above have "
+    "no click table, hence no oracles."
+)
 _DIFFERENCES = "One change at a time; p is of the paired t-test on queries, each averaged over its seeds."
 
 
@@ -405,10 +420,14 @@ def print_reproduction(found: Reproduction, console: Console) -> None:
     """Print the tables and claims, the summary last."""
     if found.rows:
         print_tables(console, [Table.of_columns(compact_columns(found.rows, {metric: metric for metric in METRICS}))])
-        print_signs(found.rows, console)
+        print_signs(found.rows, console, *_setting(found))
     print_claims(found.claims, console)
     if found.architectures:
         print_tables(console, [_architecture_table(found.architectures, compact=True)])
+        console.print(Text("; ".join(_setting(found)), style="dim"))
+    for tables in found.sweeps.values():
+        print_tables(console, [gain_table(tables)])
+        print_signs([row for table in tables for row in table.rows], console, "gain over the best baseline")
     if found.differences:
         print_tables(console, [_difference_table(found.differences)])
     print_claims([*found.architecture_claims, *found.curve_claims], console)
@@ -469,7 +488,7 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     run = f"{', '.join(found.what) or 'Nothing'}, on {found.data.removesuffix('.')}: {_size(found)}."
     yield Section("What was run", paragraphs=[run])
     if found.rows:
-        yield _performance(found.rows, found.seeds)
+        yield _performance(found)
     if found.claims:
         yield Section("The claims of Section 5.4", tables=[claim_table(found.claims)])
     if any(isfinite(row.mean.get(CLICKS, nan)) for row in found.rows):
@@ -479,7 +498,9 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
         notes = [note for table in tables for note in _note_on_published(table)]
         tables += [claim_table(found.architecture_claims)] if found.architecture_claims else []
         title = "Table 2: architectures of the click model"
-        yield Section(title, paragraphs=[_ARCHITECTURES], tables=tables, notes=notes)
+        if len(found.architectures) == 2 and all(len(row.by_seed.get(CLICKS, ())) > 1 for row in found.architectures):
+            tables.insert(1, _architecture_differences(found.architectures))
+        yield Section(title, paragraphs=[_ARCHITECTURES], tables=tables, notes=[*_setting(found), *notes])
     if found.curves or found.curve_claims:
         spread = any(np.isfinite(curve.deviation).any() for curve in found.curves)
         bands = ", with a band of one standard deviation over seeds to either side" if spread else ""
@@ -493,9 +514,13 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     if found.differences:
         table = _difference_table(found.differences)
         yield Section("The effect of the differences to the paper", paragraphs=[_DIFFERENCES], tables=[table])
+    for name, sweep in found.sweeps.items():
+        title = "Table 1 by attention" if name == "attention" else "Table 1 by users"
+        yield Section(title, paragraphs=[_SWEEPS[name]], tables=[gain_table(sweep, page=True)], notes=[_GAINS])
     yield from store_sections(found)
     if found.settings or found.versions or found.seconds:
         took = f"{counted(found.seeds, 'seed', 'seeds')}. Total training time: {number(found.seconds, 0)} seconds."
+        made = [f"Made by {' · '.join(found.provenance.values())}."] if found.provenance else []
         versions = [Table(("library", "version"), list(found.versions.items()))] if found.versions else []
         timed: dict[str, Sequence[MethodRow]] = {"method of Table 1": found.rows, "method of Table 3": found.store}
         times = [
@@ -503,7 +528,7 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
             for head, rows in timed.items()
             if any(isfinite(row.seconds) for row in rows)
         ]
-        yield Section("Settings", paragraphs=[took], tables=versions + times, code=found.settings)
+        yield Section("Settings", paragraphs=[took, *made], tables=versions + times, code=found.settings)
 
 
 def _size(found: Reproduction) -> str:
@@ -512,15 +537,51 @@ def _size(found: Reproduction) -> str:
     return f"{counted(found.seeds, 'seed', 'seeds')}, {' and '.join(judged)} in all"
 
 
-def _performance(rows: Sequence[MethodRow], seeds: int) -> Section:
+def _setting(found: Reproduction) -> list[str]:
+    return [f"Setting: {found.setting}."] if found.setting else []
+
+
+def _performance(found: Reproduction) -> Section:
+    rows = found.rows
     columns = {"method": italic_oracles(rows, [row.name for row in rows])}
     for metric in METRICS:
         columns[metric] = performance_cells(rows, metric)
         columns |= {head: italic_oracles(rows, cells) for head, cells in _published(metric, metric, rows).items()}
     table = Table.of_columns(columns)
-    over = [f"± is the standard deviation over the {seeds} seeds."] if has_spread(rows) else []
-    notes = [*over, _TABLE1_STARS, ORACLES, _METRICS, *_note_on_published(table)]
+    over = [f"± is the standard deviation over the {found.seeds} seeds."] if has_spread(rows) else []
+    notes = [*_setting(found), *over, _TABLE1_STARS, ORACLES, _METRICS, *_note_on_published(table)]
     return Section("Table 1: overall performance", tables=[table], notes=notes)
+
+
+def gain_table(tables: Sequence[SettingRows], *, page: bool = False) -> Table:
+    """Return the gain of every method over the best baseline, a column for each setting."""
+    by_key = {row.key: row for table in tables for row in table.rows}
+    rows = list(by_key.values())
+    names = italic_oracles(rows, [row.name for row in rows]) if page else compact_columns(rows, {})["method"]
+    columns: dict[str, list[str]] = {"method": ["best baseline", *names]}
+    for table in tables:
+        best = best_baseline(table.rows, CLICKS)
+        own = {row.key: row for row in table.rows}
+        first = UNKNOWN if best is None else f"{best.name}: {figure_text(CLICKS, best.mean[CLICKS])}"
+        cells = [_gain(own.get(key), best) for key in by_key]
+        columns[table.name] = [first, *(italic_oracles(rows, cells) if page else cells)]
+    return Table.of_columns(columns)
+
+
+def _gain(row: MethodRow | None, best: MethodRow | None) -> str:
+    if row is None or best is None:
+        return UNKNOWN
+    star = "*" if row.significant(CLICKS) else ""
+    return f"{100 * (row.mean[CLICKS] / best.mean[CLICKS] - 1):+.1f} %{star}"
+
+
+def _architecture_differences(rows: Sequence[ArchitectureRow]) -> Table:
+    """Return A2 − A1 with its interval over seeds."""
+    a1, a2 = rows
+    head = ("A2 − A1", *_ARCHITECTURE_COLUMNS)
+    found = [architecture_difference(a2, a1, key) for _, key in _ARCHITECTURE_COLUMNS.values()]
+    means = ("mean", *(f"{each.mean:+.4f}" for each in found))
+    return Table(head, [means, ("95 % interval", *(f"{each.low:+.4f} to {each.high:+.4f}" for each in found))])
 
 
 def _published(head: str, key: str, rows: Sequence[MethodRow] | Sequence[ArchitectureRow]) -> dict[str, list[str]]:

@@ -17,9 +17,19 @@ from urank.errors import ConfigError, UrankError
 from urank.lab import claims
 from urank.lab.appstore_experiment import STORE_METHODS
 from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
-from urank.lab.experiment_results import METRICS, STORE_METRICS, MethodRow, Reproduction, StoreRow, dataset_name
+from urank.lab.experiment_results import (
+    METRICS,
+    STORE_METRICS,
+    MethodRow,
+    Reproduction,
+    SettingRows,
+    StoreRow,
+    dataset_name,
+)
 from urank.lab.letor_experiment import METHODS
+from urank.lab.letor_simulation import SimulationConfig
 from urank.lab.runner import run_tasks, seed_folder, tasks_for
+from urank.lab.user_models import UNWEIGHTED, WITHOUT_TABLE
 from urank.progress import Report, silent
 from urank.storage import new_file
 
@@ -46,6 +56,7 @@ def reproduce(
     workers: int | None = None,
     overrides: dict[str, Any] | None = None,
     source: str = "",
+    command: str = "",
     report: Report = silent,
 ) -> Reproduction:
     """Run experiments and assemble their tables and figures; results that exist in the folder are reused.
@@ -59,6 +70,7 @@ def reproduce(
         workers: number of processes.
         overrides: settings merged into those of every experiment.
         source: name of the overrides in error messages.
+        command: for the provenance of the results.
         report: progress callback.
 
     Raises:
@@ -81,18 +93,49 @@ def reproduce(
         if config.simulation.data is None:
             raise ConfigError(f"dataset names the given data, so data must be given too; got '{config.dataset}' alone")
     _check_methods(configs)
+    runs = _runs(folder, configs)
     _claim_folder(folder, config)
-    names = list(dict.fromkeys(name for each in configs.values() for name in each.methods))
+    for own, run in runs.items():
+        if own != folder:
+            _claim_folder(own, run)
     try:
-        run_tasks(folder, config, tasks_for(names, range(seeds)), workers=workers, report=report)
+        for own, run in runs.items():
+            run_tasks(own, run, tasks_for(run.methods, range(seeds)), workers=workers, report=report)
     except UrankError:  # for example because the data is malformed
         if not _has_results(folder):
             (folder / SETTINGS).unlink(missing_ok=True)
-            for path in (*folder.glob("seed-*/store"), *folder.glob("seed-*"), folder):
+            for own in runs:
+                if own != folder and not _has_results(own):
+                    (own / SETTINGS).unlink(missing_ok=True)
+            inner = ("settings/*/seed-*/store", "settings/*/seed-*", "settings/*", "settings", "seed-*/store", "seed-*")
+            for path in (*(path for pattern in inner for path in folder.glob(pattern)), folder):
                 with suppress(OSError):  # not empty
                     path.rmdir()
         raise
-    return _assemble(folder, configs, seeds)
+    return _assemble(folder, configs, seeds, command)
+
+
+def _setting_folder(folder: Path, config: ExperimentConfig, name: str) -> Path:
+    """Return the folder of a setting: that of all experiments if it has the same settings, else one inside it."""
+    return folder if config.with_setting(name).same_settings(config) else folder / "settings" / name
+
+
+def _runs(folder: Path, configs: dict[str, ExperimentConfig]) -> dict[Path, ExperimentConfig]:
+    """Return by folder the experiments to run, each with the methods that anything needs in that folder."""
+    runs: dict[Path, ExperimentConfig] = {}
+    for config in configs.values():
+        parts = {_setting_folder(folder, config, name): config.with_setting(name) for name in config.settings}
+        for own, part in (parts or {folder: config}).items():
+            earlier = runs[own].methods if own in runs else ()
+            methods = dict.fromkeys((*earlier, *_possible(part.methods, part.simulation)))
+            runs[own] = part.model_copy(update={"methods": tuple(methods)})
+    return runs
+
+
+def _possible(methods: Sequence[str], simulation: SimulationConfig) -> list[str]:
+    """Return the methods that these users allow: an oracle needs a click table."""
+    without = simulation.user in WITHOUT_TABLE
+    return [key for key in methods if not (without and key in METHODS and METHODS[key].kind == "oracle")]
 
 
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
@@ -104,6 +147,15 @@ def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
             raise ConfigError(f"methods of {experiment} must be some of {', '.join(possible)}; got '{unknown}'")
         if not any(name in possible for name in config.methods):
             raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(possible)}")
+        user = config.simulation.user
+        if user in WITHOUT_TABLE and experiment != "table3" and not config.settings:
+            oracles = [name for name in config.methods if name not in _possible(config.methods, config.simulation)]
+            if oracles or experiment.startswith("fig-"):
+                asked = f"methods {', '.join(oracles)}" if oracles else experiment
+                raise ConfigError(
+                    f"simulation.user must have a click table for {experiment}: the clicks of the users '{user}' "
+                    f"depend on the items above; got {asked}"
+                )
         if experiment == "table2" and config.methods != own:
             raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
 
@@ -130,22 +182,33 @@ def _has_results(folder: Path) -> bool:
 
 
 def _to_toml(config: ExperimentConfig) -> str:
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods"}))
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods", "settings"}))
 
 
-def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int) -> Reproduction:
+def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int, command: str) -> Reproduction:
     folders = [seed_folder(folder, seed) for seed in range(seeds)]
     config = next(iter(configs.values()))
     found: dict[str, Any] = {"seconds": 0.0}
-    if of_letor := {name: each for name, each in configs.items() if name != "table3"}:
+    made: list[tuple[Path, pl.DataFrame]] = []
+    if of_letor := {name: each for name, each in configs.items() if name != "table3" and not each.settings}:
         results, parts = _assemble_letor(folder, folders, of_letor)
-        found |= parts | {"seconds": _seconds(results)}
+        found |= parts
+        made.append((folder, results))
+    if sweeps := {name: each for name, each in configs.items() if each.settings}:
+        found["sweeps"] = {}
+        for name, each in sweeps.items():
+            found["sweeps"][name], of_settings = _assemble_settings(folder, name, each, seeds)
+            made += of_settings
     if "table3" in configs:
         results, parts = _assemble_store(folder, [each / "store" for each in folders], configs["table3"])
-        found |= parts | {"seconds": found["seconds"] + _seconds(results)}
+        found |= parts
+        made.append((folder / "store", results))
+    found["seconds"] = _seconds(made)
     return Reproduction(
         what=list(configs),
         data="; ".join(_describe_data(config, configs)),
+        setting=setting_name(config.simulation),
+        provenance=_provenance([each for _, each in made], command),
         seeds=seeds,
         settings=_to_toml(config),
         versions={"python": python_version(), **{name: version(name) for name in _LIBRARIES}},
@@ -169,7 +232,7 @@ def _assemble_letor(
         )
         _write(folder / "table1.parquet", pl.DataFrame([_flat(row, METRICS) for row in found["rows"]]))
     if keys := methods.get("table2"):
-        rows = claims.architecture_rows(folders, claims.method_rows(results, keys, dataset), dataset)
+        rows = claims.architecture_rows(folders, results, keys, dataset)
         found |= {"architectures": rows, "architecture_claims": claims.architecture_claims(rows)}
         columns = ("name", "train", "test", "valid", "clicks", "ctr")
         flat = [{column: getattr(row, column) for column in columns} for row in rows]
@@ -183,6 +246,32 @@ def _assemble_letor(
         found["differences"] = claims.differences(results, keys)
     _write_all_results(folder / "results.parquet", folders, METHODS)
     return results, found
+
+
+def _assemble_settings(
+    folder: Path, experiment: str, config: ExperimentConfig, seeds: int
+) -> tuple[list[SettingRows], list[tuple[Path, pl.DataFrame]]]:
+    """Assemble Table 1 with each setting; also return the results by folder."""
+    tables, every = [], []
+    for name in config.settings:
+        part, own = config.with_setting(name), _setting_folder(folder, config, name)
+        keys = _possible(part.methods, part.simulation)
+        results = claims.read_results([seed_folder(own, seed) for seed in range(seeds)], keys)
+        label = f"users '{part.simulation.user}'" if experiment == "users" else attention_name(part.simulation)
+        tables.append(SettingRows(label, claims.method_rows(results, keys)))
+        every.append((own, results))
+    flat = [{"setting": table.name} | _flat(row, METRICS) for table in tables for row in table.rows]
+    _write(folder / f"{experiment}.parquet", pl.DataFrame(flat, infer_schema_length=None))
+    return tables, every
+
+
+def _provenance(results: Sequence[pl.DataFrame], command: str) -> dict[str, str]:
+    """Return the commits and the last date of results, several commits if the run was resumed with other code."""
+    if not all("commit" in each.columns for each in results):
+        return {}
+    commits = sorted(set(pl.concat([each.select("commit") for each in results])["commit"]))
+    last = max(str(each["date"].max()) for each in results)
+    return {"commit": ", ".join(commits), "command": command, "date": last}
 
 
 def _assemble_store(folder: Path, folders: list[Path], config: ExperimentConfig) -> tuple[pl.DataFrame, dict[str, Any]]:
@@ -207,8 +296,13 @@ def _write_all_results(path: Path, folders: list[Path], methods: Collection[str]
     _write(path, claims.read_results(folders, known))
 
 
-def _seconds(results: pl.DataFrame) -> float:
-    return float(results.group_by("seed", "method").agg(pl.col("seconds").first())["seconds"].to_numpy().sum())
+def _seconds(made: Sequence[tuple[Path, pl.DataFrame]]) -> float:
+    """Sum the training time of all methods and seeds; experiments that share a folder share trained methods."""
+    times: dict[tuple[Path, int, str], float] = {}
+    for folder, results in made:
+        for seed, method, seconds in results.select("seed", "method", "seconds").unique().iter_rows():
+            times[folder, seed, method] = seconds
+    return sum(times.values())
 
 
 def _flat(row: MethodRow, metrics: Sequence[str]) -> dict[str, Any]:
@@ -229,11 +323,26 @@ def _write(path: Path, frame: pl.DataFrame) -> None:
         frame.write_parquet(working)
 
 
+def attention_name(simulation: SimulationConfig) -> str:
+    """Name the strength of item-specific attention.
+
+    >>> attention_name(SimulationConfig(eta=0.7, attention_features=10))
+    'η 0.7, 10 features'
+    """
+    return f"η {simulation.eta:g}, {simulation.attention_features or 'all'} features"
+
+
+def setting_name(simulation: SimulationConfig) -> str:
+    """Name the users of a simulation: what the figures of every table depend on."""
+    denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"
+    attention = "" if simulation.user in UNWEIGHTED else f" ({attention_name(simulation)})"
+    return f"users of the kind '{simulation.user}'{attention}, relevance over {denominator}"
+
+
 def _describe_data(config: ExperimentConfig, what: Collection[str]) -> Iterator[str]:
     if set(what) - {"table3"}:
         simulation = config.simulation
-        denominator = "2^y_max − 1" if simulation.denominator is None else f"{simulation.denominator:g}"
-        users = f"users of the kind '{simulation.user}', relevance over {denominator}"
+        users = setting_name(simulation)
         if simulation.data is None:
             yield f"{simulation.queries:,} generated queries, {simulation.features} features, {users}"
         else:

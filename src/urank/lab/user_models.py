@@ -23,6 +23,7 @@ clicks of one session depend on its patience:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -448,6 +449,12 @@ class Oracle:
 
     def _shown(self, relevance: NDArray[Any], positions: Ints, rows: Ints | None) -> NDArray[Any]:
         return np.where(positions <= self.positions, relevance if rows is None else relevance[rows], 0.0)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Oracle:
+        """Restore an oracle from `to_dict`."""
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
