@@ -6,7 +6,7 @@ PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint pictures house bench clean
+.PHONY: help install demo test test-slow lint pictures house figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -47,32 +47,8 @@ pictures: demo  ## redraw the README's pictures
 house: $(VENV)/.installed  ## measure the state of the code: size, names, repetition, modules on each path, start-up
 	$(BIN)/python -m benchmarks.house
 
-$(VENV)/.installed-bench: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
-	@touch $@
-
-$(PEERS)/.installed: benchmarks/peers.txt
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers.txt
-	@touch $@
-
-bench: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure speed, memory and accuracy against peers (see benchmarks/)
-	$(BIN)/python -m benchmarks log
-	$(BIN)/python -m benchmarks clicks
-	$(BIN)/python -m benchmarks utility
-	$(BIN)/python -m benchmarks real
-	$(BIN)/python -m benchmarks matrix
-	$(BIN)/python -m benchmarks price
-	$(BIN)/python -m benchmarks judge
-	$(BIN)/python -m benchmarks frontier
-	$(BIN)/python -m benchmarks growth
-	$(BIN)/python -m benchmarks scale
-	$(BIN)/python -m benchmarks lists
-	$(BIN)/python -m benchmarks rank
-	$(BIN)/python -m benchmarks letor
-	$(BIN)/python -m benchmarks abtest
-	$(BIN)/python -m benchmarks serve
-	$(BIN)/python -m benchmarks docs
+$(VENV)/.installed-figures: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure every figure of this commit, unattended and resumable (see benchmarks/)
+	$(BIN)/python -m benchmarks figures
 
 clean:  ## remove everything that make creates
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

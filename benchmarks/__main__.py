@@ -1,10 +1,11 @@
 """`python -m benchmarks NAME [--quick] [--json]`: run one benchmark and end with a table of its bars.
 
-Exit code 1 when a bar falls short. Results, with versions and machine, go to `benchmarks/results/NAME.json`, and a plot
-of them to `docs/images/benchmark-NAME.png`; those of a quick run, which is there to see that a benchmark works, and of
-a run with options of `real` or `matrix` that change what is measured, are not kept. `python -m benchmarks house`
-measures the state of the code instead, and keeps nothing. `python -m benchmarks docs` writes `docs/benchmarks.md` from
-all results that are there, and draws them again.
+Exit code 1 when a bar falls short. Results, with versions, machine, and the commit, command and date of each figure, go
+to `benchmarks/results/NAME.json`, and a plot of them to `docs/images/benchmark-NAME.png`. Not kept are those of a quick
+run, which is there to see that a benchmark works, of a run with options that change what is measured, and of sources
+that are not committed. `python -m benchmarks house` measures the state of the code instead, and keeps nothing.
+`python -m benchmarks docs` writes `docs/benchmarks.md` and the tables of other pages from all results that are there,
+and draws them again. `python -m benchmarks figures` measures all that this commit has not measured yet.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import RESULTS, Bar, Figure, commit, environment, show, write_results
+from benchmarks.harness import RESULTS, Bar, Figure, environment, show, write_results
+from urank.lab.provenance import defect, provenance
 
 NAMES = (
     "log",
@@ -70,7 +72,7 @@ UNIMPORTANT = {"resume", "workers"}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for name in (*NAMES, "house", "docs"):
+    for name in (*NAMES, "house", "docs", "figures"):
         command = commands.add_parser(name)
         command.add_argument("--quick", action="store_true", help="small sizes, to see that it works; nothing is kept")
         command.add_argument("--json", action="store_true", help="print the results as JSON and nothing else")
@@ -83,14 +85,22 @@ def main() -> int:
 
         write_docs()
         return 0
+    if arguments.name == "figures":
+        from benchmarks.figures import measure_all
+
+        return measure_all()
     if arguments.name == "house":
         from benchmarks.house import report
 
         return report(as_json=arguments.json)
     known = OPTIONS.get(arguments.name, {})
     options = {name: given for name in known if (given := getattr(arguments, name)) is not None}
+    wrong = None if arguments.quick else defect(provenance("python -m benchmarks"))
+    keeps = not options.keys() - UNIMPORTANT and wrong is None
+    if wrong is not None:
+        Console(stderr=True).print(f"Results will not be kept, since the {wrong}; commit the sources first.")
     bars, results = measured(arguments.name, quick=arguments.quick, only=arguments.only, **options)
-    if not options.keys() - UNIMPORTANT:
+    if keeps:
         _keep(results, arguments.only)
     if arguments.json:
         print(json.dumps(results, indent=2))
@@ -111,9 +121,15 @@ def measured(name: str, *, quick: bool, only: list[str], **options: Any) -> tupl
             continue
         console.print(f"{found.name}: {found.value:.3g} {found.unit}", highlight=False)
         bars.append(found)
-    at = {"commit": commit()}
+    given = {"only": only, **{option: value for option, value in options.items() if option not in UNIMPORTANT}}
+    flags = [f"--{option} {' '.join(map(str, _several(value)))}" for option, value in given.items() if value]
+    at = provenance(" ".join(["python -m benchmarks", name, *flags]))
     results = {"name": name, "quick": quick, **environment(), "bars": [bar.to_dict() | at for bar in bars]}
     return bars, results | ({"figures": [figure.to_dict() | at for figure in figures]} if figures else {})
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _keep(results: dict[str, Any], only: list[str]) -> None:

@@ -1,31 +1,47 @@
-"""`docs/benchmarks.md` from the results: figures come from the JSON, and what is said of them from `texts.toml`."""
+"""Pages from the results: `docs/benchmarks.md`, and the tables of the paper's experiments in other pages.
+
+In `docs/benchmarks.md` figures come from the JSON, and what is said of them from `texts.toml`. In the other pages a
+table from `benchmarks/results/reproduce.json` is between `<!-- figure: NAME -->` and `<!-- /figure -->`, with a name
+of `BLOCKS`. Any other figure is certified by `<!-- measured: COMMAND | COMMIT | DATE -->` in its section.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS
+import numpy as np
+
+from benchmarks.harness import REPRODUCTION, RESULTS
 from benchmarks.plots import IMAGES, draw, image_name
+from urank.evaluation.intervals import normal_interval
+from urank.lab.experiment_results import METRICS, STORE_METRICS
+from urank.lab.provenance import defect
 
 TEXTS = Path(__file__).parent / "texts.toml"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 def write_docs() -> None:
-    """Draw all results again and write the page."""
+    """Draw all results again and write the pages."""
     for results in read_results().values():
         draw(results, IMAGES)
     PAGE.write_text(page(), encoding="utf-8")
+    if REPRODUCTION.is_file():
+        found = json.loads(REPRODUCTION.read_text(encoding="utf-8"))
+        for path in PAGES:
+            path.write_text(with_blocks(path.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """What was measured, by name."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    paths = [path for path in sorted(folder.glob("*.json")) if path.name != REPRODUCTION.name]
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -44,8 +60,7 @@ def page(folder: Path = RESULTS) -> str:
 def _section(section: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
     yield f"## {section['title']}"
     yield section["text"].strip()
-    if said := measured_at(results):
-        yield said
+    yield measured_at(results)
     if any(bar["goal"] != "–" for bar in results["bars"]) or results.get("figures"):
         yield f"![{section['title']}](images/{image_name(section['name'])})"
     for figure in results.get("figures", []):
@@ -58,21 +73,175 @@ def _section(section: dict[str, Any], results: dict[str, Any]) -> Iterator[str]:
 
 
 def measured_at(results: dict[str, Any]) -> str:
-    """The commits that the bars were measured at, and the parts that each is of; nothing when none is known.
+    """The certificates of the bars, and the parts that each is of.
 
-    >>> measured_at({"bars": [{"commit": "abc1234", "part": "a"}, {"commit": "def5678", "part": "b"}]})
-    'Measured at commits abc1234 (a), def5678 (b).'
+    >>> bar = {"commit": "abc1234", "command": "python -m benchmarks log", "date": "2026-11-18"}
+    >>> measured_at({"bars": [bar | {"part": "a"}, {"commit": "def5678+", "part": "b"}]})
+    'Measured at commit abc1234 on 2026-11-18 by `python -m benchmarks log` (a); by an earlier version (b).'
+    >>> measured_at({"bars": [bar]})
+    'Measured at commit abc1234 on 2026-11-18 by `python -m benchmarks log`.'
     """
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, dict[str, None]] = {}
     for bar in results["bars"]:
-        if bar.get("commit"):
-            known = parts.setdefault(bar["commit"], [])
-            if bar.get("part") and bar["part"] not in known:
-                known.append(bar["part"])
-    if len(parts) < 2:
-        return f"Measured at commit {next(iter(parts))}." if parts else ""
-    named = (f"{commit} ({', '.join(each)})" if each else commit for commit, each in parts.items())
-    return f"Measured at commits {', '.join(named)}."
+        parts.setdefault(certificate(bar), {})[bar.get("part", "")] = None
+    named = (f"{made} ({', '.join(each)})" if len(parts) > 1 and any(each) else made for made, each in parts.items())
+    return f"Measured {'; '.join(named)}."
+
+
+def certificate(record: dict[str, Any]) -> str:
+    """The commit, date and command of a figure in words."""
+    if defect(record):
+        return "by an earlier version"
+    return f"at commit {record['commit']} on {record['date']} by `{record['command']}`"
+
+
+def with_blocks(text: str, found: dict[str, Any]) -> str:
+    """Write the tables of a page again from the paper's experiments."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in BLOCKS:
+            raise SystemExit(f"a figure must be one of {', '.join(BLOCKS)}; got '{name}'")
+        made = f"*Measured {certificate(found['provenance'])}; {found['seeds']} seeds; {found['data']}.*"
+        return f"<!-- figure: {name} -->\n\n{BLOCKS[name](found)}\n\n{made}\n\n<!-- /figure -->"
+
+    return FIGURE.sub(block, text)
+
+
+def uncertified(text: str) -> list[str]:
+    """Return the headings of the sections of a page with figures that were measured, but without a certificate.
+
+    Code is left out, but not what a command printed (`text`).
+    """
+    found = []
+    text = FENCED.sub(lambda block: block[0].replace("\n#", "\n") if block[0].startswith("```text") else "", text)
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        made = [dict(zip(("command", "commit", "date"), each, strict=True)) for each in MEASURED.findall(section)]
+        made += [{"commit": each[0], "date": each[1], "command": each[2]} for each in CERTIFIED.findall(section)]
+        if FIGURES.search(section) and (not made or any(map(defect, made))):
+            found.append(section.partition("\n")[0].lstrip("# "))
+    return found
+
+
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+MEASURED = re.compile(r"<!-- measured: (.*?) \| (\S+) \| (\S+) -->")
+CERTIFIED = re.compile(r"Measured at commit (\S+) on (\S+) by `(.*?)`")
+FIGURES = re.compile(r"\d\.\d{3,}\b|[+−]\d[\d.]* ?%|\b\d[\d.,]* (?:min|s|ms|µs)\b")
+"""What looks measured: three decimals, changes in percent, and times."""
+FIGURE = re.compile(r"<!-- figure: (\S+) -->.*?<!-- /figure -->", re.DOTALL)
+PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/paper.md", "docs/appstore.md")]
+_SHORT = (
+    "svm-none",
+    "lambdarank-none",
+    "lambdarank-cpbm",
+    "lambdarank-truth",
+    "dla",
+    "unbiased-lambdamart",
+    "deepfm",
+    "ctr1",
+    "urank-paper",
+    "urank-a1",
+    "urank",
+    "urank-match",
+    "km",
+)
+"""The rows of Table 1 in the README."""
+
+
+def _rows_table(rows: list[dict[str, Any]], metrics: list[str], values: str = "mean", p_value: str = "p_value") -> str:
+    lines = []
+    for row in rows:
+        italic = "*" if row["kind"] == "oracle" else ""
+        cells = [f"{row[values][metric]:.{4 if metric == 'CTR' else 3}f}" for metric in metrics]
+        stars = ["\\*" if row[p_value].get(metric, 1.0) < 0.05 else "" for metric in metrics]
+        figures = [f"{italic}{cell}{italic}{star}" for cell, star in zip(cells, stars, strict=True)]
+        lines.append([f"{italic}{row['name']}{italic}", *figures])
+    return _table(["row", *metrics], lines)
+
+
+def _table1(found: dict[str, Any]) -> str:
+    return _rows_table(found["rows"], list(METRICS))
+
+
+def _table1_short(found: dict[str, Any]) -> str:
+    return _rows_table([row for row in found["rows"] if row["key"] in _SHORT], list(METRICS))
+
+
+def _table2(found: dict[str, Any]) -> str:
+    columns = {"AUC, train": "train", "AUC, test": "test", "AUC, valid": "valid", "#Click": "#Click", "CTR": "CTR"}
+    rows = [
+        [row["name"], *(f"{np.mean(row['by_seed'][key]):.4f}" for key in columns.values())]
+        for row in found["architectures"]
+    ]
+    a1, a2 = found["architectures"]
+    change = [normal_interval(np.subtract(a2["by_seed"][key], a1["by_seed"][key])) for key in columns.values()]
+    rows.append(["A2 − A1, 95 % interval over seeds", *(f"{each.low:+.4f} to {each.high:+.4f}" for each in change)])
+    return _table(["architecture", *columns], rows)
+
+
+def _table3(found: dict[str, Any]) -> str:
+    return _rows_table(found["store"], list(STORE_METRICS))
+
+
+def _table3_true(found: dict[str, Any]) -> str:
+    return _rows_table(found["store"], list(STORE_METRICS), "true", "true_p_value")
+
+
+def _claims(found: dict[str, Any]) -> str:
+    kinds = {
+        "Section 5.4": "claims",
+        "RQ1": "curve_claims",
+        "RQ2": "architecture_claims",
+        "Section 6.1": "store_claims",
+    }
+    holds = {True: "yes", False: "no", None: "undecided"}
+    rows = [
+        [source, claim["text"], holds[claim["holds"]], claim["figures"]]
+        for source, kind in kinds.items()
+        for claim in found[kind]
+    ]
+    return _table(["of", "claim", "holds", "figures"], rows)
+
+
+def _differences(found: dict[str, Any]) -> str:
+    rows = []
+    for each in found["differences"]:
+        before, after = each["clicks_before"], each["clicks_after"]
+        gain = f"{100 * (after / before - 1):+.2f} %"
+        rows.append([each["text"], f"{before:.3f}", f"{after:.3f}", gain, f"{each['p_value']:.0e}"])
+    return _table(["change", "before", "after", "gain", "p"], rows)
+
+
+def _gains(experiment: str, found: dict[str, Any]) -> str:
+    """The gain of each row over the best baseline of its setting."""
+    settings = found["sweeps"][experiment]
+    names = {row["key"]: row["name"] for setting in settings for row in setting["rows"]}
+    clicks = [{row["key"]: row["mean"]["#Click"] for row in setting["rows"]} for setting in settings]
+    best = [
+        max((row for row in setting["rows"] if row["kind"] == "baseline"), key=lambda row: row["mean"]["#Click"])
+        for setting in settings
+    ]
+    rows = [["best baseline", *(f"{row['name']}: {row['mean']['#Click']:.3f}" for row in best)]]
+    for key, name in names.items():
+        gains = [
+            f"{100 * (own[key] / row['mean']['#Click'] - 1):+.1f} %" if key in own else "–"
+            for own, row in zip(clicks, best, strict=True)
+        ]
+        rows.append([name, *gains])
+    return _table(["row", *(setting["name"] for setting in settings)], rows)
+
+
+BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "table1": _table1,
+    "table1-short": _table1_short,
+    "table2": _table2,
+    "table3": _table3,
+    "table3-true": _table3_true,
+    "claims": _claims,
+    "differences": _differences,
+    "attention": partial(_gains, "attention"),
+    "users": partial(_gains, "users"),
+}
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -20,7 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from urank.lab.provenance import defect
+
 RESULTS = Path(__file__).parent / "results"
+REPRODUCTION = RESULTS / "reproduce.json"
+"""The paper's experiments: the output of `urank reproduce all --json`."""
 REAL_DATA = Path(os.environ.get("URANK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PACKAGES = (
     "urank",
@@ -128,25 +132,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """The commit of the work tree, with a `+` when it was changed since; nothing where there is no git."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=7", "--exclude=*"],  # noqa: S607
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
-
-
 def write_results(
     name: str, results: dict[str, Any], only: Sequence[str] = (), folder: Path = RESULTS
 ) -> dict[str, Any]:
-    """Keep the results and give back what is kept; what was measured of other parts than `only` stays as it was."""
+    """Keep the results and give back what is kept; what was measured of other parts than `only` stays as it was.
+
+    Raises:
+        SystemExit: a figure has no birth certificate: the clean commit, the command and the date that made it.
+    """
+    for figure in [*results["bars"], *results.get("figures", [])]:
+        if wrong := defect(figure):
+            name = figure.get("name") or figure["title"]
+            raise SystemExit(f"'{name}' is not kept, since its {wrong}: measure at a commit without changed sources")
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     if only and path.exists():

@@ -28,8 +28,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from benchmarks.harness import Bar, commit, show
+from benchmarks.harness import Bar, show
 from benchmarks.house_trace import SOURCE, module_name
+from urank.lab.provenance import commit
 
 ROOT = SOURCE.parent
 MODULES, LINES = 130, 30_000

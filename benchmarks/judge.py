@@ -39,9 +39,10 @@ from rich.console import Console
 from scipy.stats import kendalltau, spearmanr
 
 import urank
-from benchmarks.harness import Bar, Figure, commit
+from benchmarks.harness import Bar, Figure
 from urank.evaluation.policy_evaluation import Evaluation, evaluation_blocks
 from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate
+from urank.lab.provenance import commit
 from urank.log.dataset import Dataset
 from urank.pipeline import evaluate, fit_model, policies_to_evaluate
 from urank.ranking.policies import LoggedOrder, Policy

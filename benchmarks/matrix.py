@@ -38,9 +38,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import urank
-from benchmarks.harness import Bar, Figure, commit
+from benchmarks.harness import Bar, Figure
 from benchmarks.peers import lightgbm_150, rows_of
 from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate
+from urank.lab.provenance import commit
 from urank.learning.features import fit_featurizer
 from urank.learning.lightgbm_data import matrix
 from urank.log.dataset import Dataset

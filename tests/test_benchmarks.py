@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import docs, matrix, real
 from benchmarks.__main__ import NAMES
-from benchmarks.docs import PAGE, measured_at, page, read_results
+from benchmarks.docs import PAGE, page, read_results
 from benchmarks.frontier import judged
 from benchmarks.growth import slope
 from benchmarks.harness import Bar, Figure, write_results
@@ -44,7 +44,8 @@ def test_a_result_without_words_is_refused(tmp_path: Path) -> None:
 
 def test_only_the_parts_that_were_measured_are_replaced(tmp_path: Path) -> None:
     def results(value: float, *parts: str) -> dict[str, Any]:
-        bars = [Bar("speed", value, "rows/s", at_least=1, part=part).to_dict() for part in parts]
+        made = {"commit": "abc1234", "command": "python -m benchmarks log", "date": "2026-11-18"}
+        bars = [Bar("speed", value, "rows/s", at_least=1, part=part).to_dict() | made for part in parts]
         return {"name": "log", "quick": False, "bars": bars}
 
     write_results("log", results(1.0, "a", "b"), folder=tmp_path)
@@ -60,7 +61,6 @@ def test_bars_know_whether_they_hold() -> None:
     assert not Bar("a", 0.69, "", at_least=0.7).holds
     assert not Bar("a", 1.2, "", at_most=1.15).holds
     assert share_of_goal(1.2, Bar("a", 1.2, "", at_most=1.15).goal) == pytest.approx(1.2 / 1.15)
-    assert measured_at({"bars": [{"commit": "abc1234"}]}) == "Measured at commit abc1234."
     assert docs.number(12345.6, 3) == "12,346"
     assert slope([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
 

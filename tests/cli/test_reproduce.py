@@ -24,7 +24,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("tiny") / "tiny.toml"
     training = {"epochs": 1, "batch_lists": 64}
     once = {name: {**TINY[name], "training": training} for name in ("clicks", "scorer", "faithful", "svm", "cpbm")}
-    file.write_text(tomli_w.dumps(TINY | once))
+    enough = {"simulation": {**TINY["simulation"], "features": 12, "queries": 120}}  # attention depends on up to 10
+    file.write_text(tomli_w.dumps(TINY | once | enough))
     return file
 
 
@@ -44,6 +45,8 @@ def test_everything_from_start_to_end(tiny: Path, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["what"] == list(EXPERIMENTS)
     assert told["seeds"] == 2
+    assert {name: len(tables) for name, tables in told["sweeps"].items()} == {"attention": 5, "users": 6}
+    assert told["provenance"]["command"] == "urank reproduce all --seeds 2 --config tiny.toml"
     clicks = {row["key"]: row["mean"]["#Click"] for row in told["rows"]}
     assert max(clicks, key=lambda key: clicks[key]) == "km"
     results = pl.read_parquet(output / "results.parquet")

@@ -122,7 +122,7 @@ def test_results_of_a_run_by_joins_and_sums(everything: tuple[Reproduction, Path
     kept = ("store-logged", "store-deepfm", "store-match", "store-match-cutoff", "store-ctr1-truth", "store-km")
     for key in kept:  # those whose models were kept
         found, expected = pl.read_parquet(trial.folder / STORE_STEPS[key].output), again(trial, key)
-        assert found.columns == [*expected.columns, "seconds"]
+        assert found.columns == [*expected.columns, "seconds", "commit", "date"]
         assert found["query_id"].equals(expected["query_id"])
         assert found.height == VISITS
         for name in expected.columns[1:]:

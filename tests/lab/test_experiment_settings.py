@@ -40,18 +40,19 @@ def test_every_experiment_reads_and_its_methods_exist() -> None:
 
 
 def test_settings_of_an_experiment() -> None:
-    """The four of the audit, of which the last is the default; every other setting stays."""
+    """Those of the paper's released code and three others, of which the last is the default; the rest stays."""
     plain = read_experiment("attention", {"simulation": {"queries": 50}})
     found = {name: plain.with_setting(name).simulation for name in plain.settings}
     assert [(each.eta, each.attention_features) for each in found.values()] == [
         (0.3, None),
         (0.7, 10),
+        (1.5, 10),
         (0.7, None),
         (1.5, None),
     ]
     assert all(each.queries == 50 for each in found.values())
     same = [plain.with_setting(name).same_settings(plain) for name in plain.settings]
-    assert same == [False, False, False, True]
+    assert same == [False, False, False, False, True]
     users = read_experiment("users")
     assert {users.with_setting(name).simulation.user for name in users.settings} == {*users.settings}
     assert {*users.settings} == {"item", "grid", "carousel", "fold", "neighbour", "patience"}
@@ -98,7 +99,7 @@ def test_what_an_override_leaves_out_is_not_reset() -> None:
     plain = read_experiment("table1")
     quick = {name: {"training": {"epochs": 3}} for name in ("clicks", "scorer", "faithful", "svm", "cpbm")}
     laid = read_experiment("table1", {**quick, "trees": {"trees": 5}})
-    assert (laid.faithful.target, laid.faithful.form) == ("counterfactual", "paper")
+    assert (laid.faithful.target, laid.faithful.form, laid.faithful.clip) == ("counterfactual", "paper", 5.0)
     assert laid.trees == plain.trees.model_copy(update={"trees": 5})
     for name in quick:
         before, after = getattr(plain, name), getattr(laid, name)

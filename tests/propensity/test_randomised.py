@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+import urank
 from propensity.logs import STEEPNESS, prepared, shuffled, swapped
 from urank.errors import ConfigError, DataError
-from urank.log.dataset import Block
+from urank.log.dataset import Block, Dataset
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.propensity.examination import ExaminationCurve, inverse_propensity
 from urank.propensity.methods import fit_propensity, load_propensity, save_propensity
@@ -330,6 +331,38 @@ def test_rare_categories_take_the_overall_curve(tmp_path: Path) -> None:
     none = fit_by_category(prepared(tmp_path / "again", log), min_clicks=10**6)
     assert (none.curves, none.overall) == ({}, found.overall)
     np.testing.assert_array_equal(none.examination(items(["games"])), [found.overall.values])
+
+
+def test_as_many_clicks_as_required_are_enough() -> None:
+    """Two categories, 8 and 12 queries with a click at 1: curves of their own from exactly so many on."""
+
+    def queries(number: int, clicks_at_two: int) -> list[list[list[int]]]:
+        return [[[500, 500], [100, clicks_at_two], [500, 500], [100, 100]]] * number
+
+    counts = np.array(queries(8, 20) + queries(12, 80), dtype=np.int32)
+    offsets, overall = np.array([0, 8, 20]), ExaminationCurve("randomised", (1.0, 0.5), (0.0, 0.01))
+    for required, has_curve in ((8, [True, True]), (9, [False, True]), (12, [False, True]), (13, [False, False])):
+        found = category_curves(counts, offsets, overall, min_clicks=required)
+        assert [curve is not None for curve in found] == has_curve
+    first, second = (curve.values[1] for curve in category_curves(counts, offsets, overall, min_clicks=8) if curve)
+    assert (first, second) == pytest.approx((0.2, 0.8), abs=0.02)  # so many clicks are hardly shrunk
+    alone = category_curves(counts, offsets, overall, min_clicks=12)[1]
+    assert alone is not None
+    assert alone.values[1] == 0.5  # one category says nothing of how much categories differ
+
+
+def test_items_that_were_not_shown_are_not_compared(tmp_path: Path) -> None:
+    """A candidate below the last position in every list changes nothing."""
+    log = swapped(8, 2)
+    below = log.filter(pl.col("position") == 2).with_columns(
+        pl.lit(3, pl.Int64).alias("position"),
+        pl.lit(3, pl.Int64).alias("ranked_position"),
+        pl.lit(0, log.schema["click"]).alias("click"),
+        pl.col("item_id") + "-below",
+    )
+    urank.prepare(urank.read(pl.concat([log, below])), tmp_path / "prepared", valid=0, test=0, positions=2)
+    curve = fit_randomised(Dataset(tmp_path / "prepared"))
+    assert curve == fit_randomised(prepared(tmp_path / "without", log))
 
 
 def test_clicks_of_one_query_count_once(tmp_path: Path) -> None:

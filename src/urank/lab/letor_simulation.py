@@ -181,7 +181,7 @@ class SimulationConfig(Settings):
         None,
         ge=1,
         description="number of features that attention depends on, selected at random; all by default, 10 in the "
-        "paper's released code, with eta 0.7",
+        "paper's released code",
     )
     epsilon: float = Field(0.1, ge=0, lt=1, description="ε: click probability of an irrelevant document, once examined")
     gamma: float = Field(1.0, ge=0, le=1000, description="examination 1/k^gamma of the users pbm and trust")

@@ -402,8 +402,8 @@ _LISTS = (
 )
 _SWEEPS = {
     "attention": "How the gain of every method depends on the item-specific attention of the users: Table 1 for "
-    "several η and numbers of features on which attention depends. The paper states no η; its released code has 0.7 on "
-    "10 features.",
+    "several η and numbers of features on which attention depends. The paper states no η; in its released code "
+    "attention depends on 10 features, and η is 0.7 by default and 1.5 in the script that draws the clicks.",
     "users": "Users whose curves the click family monotone does not have, beside the paper's (item), whose formula it "
     "shares: two-column grids, carousels, screens with a fold, attention held by the item above, and patience that "
     "differs by session. U-rank and CTR-1 use the click model A1, which presumes no curve.",
