@@ -13,11 +13,18 @@ from urank.evaluation.intervals import paired
 from urank.lab.truth import true_table
 from urank.log.ragged import pad, where_items
 from urank.propensity.examination import Known
-from urank.ranking.baselines import fit_dla, fit_pairwise
+from urank.ranking.baselines import (
+    fit_dla,
+    fit_lambdarank_trees,
+    fit_pairwise,
+    fit_regression_em,
+    fit_unbiased_lambdamart,
+)
 from urank.ranking.objectives import ClickGain
 from urank.ranking.policies import ScorerPolicy
 from urank.ranking.ranking_model import Scorer
 from urank.ranking.urank_network import RankerConfig
+from urank.ranking.urank_trees import TreesConfig
 from urank.ranking.utility import utility
 
 
@@ -53,3 +60,16 @@ def test_dla_and_true_propensities_beat_clicks_as_they_are(world: Small) -> None
     # numbers had a pace of their own.
     log_error = np.log(curve.values) + 1.5 * np.log(np.arange(1, 11))
     assert np.abs(log_error[1:5]).mean() < 0.15
+
+
+def test_trees_that_learn_examination_beat_clicks_as_they_are(world: Small) -> None:
+    """Likewise; t⁺ of Unbiased LambdaMART is the square root of examination, by its exponent 1 / (1 + p) = ½."""
+    config, trees = RankerConfig(), TreesConfig(threads=1)
+    biased, _ = fit_lambdarank_trees(world.dataset, world.featurizer, ClickGain(), config, trees)
+    unbiased, bias, _ = fit_unbiased_lambdamart(world.dataset, world.featurizer, config, trees)
+    relevant, _ = fit_regression_em(world.dataset, world.featurizer, config, trees)
+    for better in (unbiased, relevant):
+        difference = paired(values(world, better), values(world, biased))
+        assert difference.mean > 0
+        assert difference.p_value < 0.01
+    np.testing.assert_allclose(bias.plus[:5], np.arange(1, 6) ** -0.75, rtol=0.15)

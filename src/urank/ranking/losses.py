@@ -88,8 +88,8 @@ def preferences(scores: Array, gain: Array, *, weight: Array | None = None, wher
         where: `[B, n]`, true where there is an item; all by default.
 
     >>> found = preferences(np.array([[0.0, 1.0]]), np.array([[3.0, 1.0]]))
-    >>> found.order.tolist(), found.delta.tolist()
-    ([[1, 0]], [[[0.0, 0.0], [2.0, 0.0]]])
+    >>> found.order.tolist(), found.delta[0, 1, 0].item()
+    ([[1, 0]], 2.0)
     """
     n = scores.shape[1]
     order = order_by_score(scores, where=where)
