@@ -45,9 +45,9 @@ def measure_all() -> int:
     return 1 if failed else 0
 
 
-def is_measured(name: str, folder: Path = RESULTS) -> bool:
+def is_measured(name: str, folder: Path | None = None) -> bool:
     """Return whether every figure of a result was made at this commit."""
-    path = folder / f"{name}.json"
+    path = (folder or RESULTS) / f"{name}.json"
     if not path.is_file():
         return False
     return all(defect(each) is None and each["commit"] == commit() for each in certificates(path))

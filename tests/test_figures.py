@@ -106,6 +106,34 @@ def test_figures_are_not_measured_with_changed_sources(monkeypatch: pytest.Monke
     assert figures.measure_all() == 2
 
 
+def test_only_what_is_missing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """A failure stops nothing, and the next run measures what failed. Commands are replaced by what they write."""
+    made = MADE | {"commit": "abc1234"}
+    bar, run = Bar("speed", 1.0, "rows/s").to_dict() | made, []
+    broken = {"log"}
+
+    def finished(arguments: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        name = "reproduce" if "reproduce" in arguments else arguments[3]
+        run.append(name)
+        if name != "reproduce" and name not in broken:
+            (tmp_path / f"{name}.json").write_text(json.dumps({"name": name, "bars": [bar]}))
+        return subprocess.CompletedProcess(arguments, 0, json.dumps({"provenance": made}))
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RESULTS": tmp_path, "REPRODUCTION": tmp_path / "reproduce.json"}.items():
+        monkeypatch.setattr(figures, name, value)
+    for name, stub in {"commit": lambda: "abc1234", "provenance": lambda _: made, "write_docs": lambda: None}.items():
+        monkeypatch.setattr(figures, name, stub)
+    monkeypatch.setattr(figures.subprocess, "run", finished)
+    monkeypatch.setattr("benchmarks.__main__.NAMES", ("log", "judge", "rank"))
+    assert figures.measure_all() == 1
+    assert run == ["reproduce", "log", "judge", "rank"]
+    assert "Failed: log." in capfd.readouterr().err
+    broken.clear()
+    assert figures.measure_all() == 0
+    assert run[4:] == ["log"]
+
+
 def test_a_commit_is_clean_unless_sources_changed(tmp_path: Path) -> None:
     """In a repository of its own; results and pages, which measuring rewrites, do not count."""
     module = Path(provenance.__file__)

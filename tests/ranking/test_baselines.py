@@ -12,6 +12,7 @@ import pytest
 import torch
 from sklearn.svm import LinearSVC
 
+import urank
 from benchmarks import letor
 from contracts import SCORER_CHECKS, check_scorer_exported, check_scorer_saved_and_loaded
 from simulated import Small, make, true_utility
@@ -19,10 +20,14 @@ from urank.config import validate
 from urank.errors import ConfigError
 from urank.evaluation.ranking_metrics import ndcg_metric
 from urank.export.graph import scorer_graph
+from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.lab.truth import true_table
+from urank.learning.features import fit_featurizer
 from urank.learning.networks import FeatureLayer
 from urank.learning.training import TrainingConfig
+from urank.log.dataset import Dataset
 from urank.log.ragged import pad, where_items
+from urank.log.splits import SPLITS, split_by_hash, stable_hash
 from urank.pipeline import ModelFit, fit_model
 from urank.propensity.examination import Known, inverse_propensity
 from urank.ranking.baselines import (
@@ -303,6 +308,34 @@ def test_dla_stops_by_the_product_of_both_models(small: Small) -> None:
             lists += 1
     assert history.best == pytest.approx(total / lists, rel=2e-3)  # batches are weighted by their rows
     assert abs(history.best - alone / lists) > 0.01 * history.best
+
+
+def test_dla_stops_by_the_valid_split_and_the_items_that_were_shown(tmp_path: Path) -> None:
+    """A click of a valid query is worth 3, not 1, so that no other split has its loss; items below 4 were not shown."""
+    log = simulate(SimulationConfig(queries=150, sessions=3, features=4, candidates=6, positions=6, seed=3)).log
+    in_valid = split_by_hash(stable_hash(log["query_id"]), valid=0.3, test=0.1) == SPLITS.index("valid")
+    log = log.with_columns(
+        pl.when(pl.col("position") > 4).then(0).otherwise("click").alias("click"),
+        value=pl.when(pl.Series(in_valid)).then(3.0).otherwise(1.0),
+    )
+    urank.prepare(urank.read(log), tmp_path / "prepared", valid=0.3, test=0.1, positions=4)
+    dataset = Dataset(tmp_path / "prepared")
+    featurizer = fit_featurizer(dataset)
+    scorer, curve, history = fit_dla(dataset, featurizer, SETTINGS["scorer"])
+    losses: dict[str, list[float]] = {"shown": [], "all": []}
+    for block in dataset.blocks("valid", [*dataset.features, "value", "position", "click"]):
+        scores = torch.from_numpy(scorer.score(featurizer.encode(block.items, block.offsets), block.column("value")))
+        position = torch.from_numpy(block.column("position").astype(np.int64))
+        log_g = torch.tensor(curve.values)[position.clamp(max=4) - 1].log()
+        clicks = torch.from_numpy(block.column("click") * block.column("value"))
+        for first, last in zip(block.offsets[:-1], block.offsets[1:], strict=True):
+            rows = slice(first, last)
+            for name, where in (("shown", position[rows] <= 4), ("all", position[rows] > 0)):
+                losses[name].append(
+                    softmax_loss((scores + log_g)[None, rows], clicks[None, rows], where=where[None]).item()
+                )
+    assert history.best == pytest.approx(np.mean(losses["shown"]), rel=0.02)  # batches are weighted by their rows
+    assert np.mean(losses["all"]) > 1.1 * history.best
 
 
 # As part of a model
