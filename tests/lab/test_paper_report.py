@@ -215,7 +215,11 @@ def test_gains_by_setting() -> None:
         "U-rank": f"{100 * (0.84 / 0.8 - 1):+.1f} %",
         "<em>KM</em>": "<em>–</em>",
     }
-    assert "η 0.3" in printed(found)
+    many = [SettingRows(f"η {number}", ROWS) for number in range(5)]
+    assert all(f"η {number}" in printed(reproduction(sweeps={"attention": many})) for number in range(5))
+    assert summary(sweeps=found.sweeps) == "by attention, U-rank is significantly above every baseline with 1 of 2"
+    lost = SettingRows("η 0", [ROWS[0], row("urank", 0.7, "ours")])
+    assert summary(sweeps={"users": [lost]}).endswith("with 0 of 1, and below one with 1")
 
 
 def test_table_1_names_its_setting() -> None:

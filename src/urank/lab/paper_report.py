@@ -426,7 +426,8 @@ def print_reproduction(found: Reproduction, console: Console) -> None:
         print_tables(console, [_architecture_table(found.architectures, compact=True)])
         console.print(Text("; ".join(_setting(found)), style="dim"))
     for tables in found.sweeps.values():
-        print_tables(console, [gain_table(tables)])
+        parts = [tables[start : start + 2] for start in range(0, len(tables), 2)]  # as many as fit in 80 columns
+        print_tables(console, map(gain_table, parts))
         print_signs([row for table in tables for row in table.rows], console, "gain over the best baseline")
     if found.differences:
         print_tables(console, [_difference_table(found.differences)])
@@ -449,7 +450,16 @@ def write_reproduction(found: Reproduction, path: str | Path) -> None:
 def _summary(found: Reproduction) -> str:
     """Return U-rank's gain over the best baseline, and the number of the paper's claims that hold, in one line."""
     clicks = list(earnings(found.rows, CLICKS, "earns", "clicks a query")) or list(_earnings_without_table(found))
-    return "; ".join([*clicks, *store_earnings(found.store), *_claims_that_hold(found)]) or "there are no figures"
+    parts = [*clicks, *_settings_won(found), *store_earnings(found.store), *_claims_that_hold(found)]
+    return "; ".join(parts) or "there are no figures"
+
+
+def _settings_won(found: Reproduction) -> Iterator[str]:
+    """Count by sweep the settings with which U-rank, or the best row of ours, is significantly above all baselines."""
+    for name, tables in found.sweeps.items():
+        known = [each for each in (standing(table.rows, CLICKS) for table in tables) if each is not None]
+        below = f", and below one with {known.count(-1)}" if -1 in known else ""
+        yield f"by {name}, U-rank is significantly above every baseline with {known.count(1)} of {len(known)}{below}"
 
 
 def _earnings_without_table(found: Reproduction) -> Iterator[str]:
