@@ -115,10 +115,14 @@ class FieldNetwork(nn.Module):
         self.features = FeatureLayer(featurizer)
         self.directions = nn.Parameter(torch.randn(self.features.width, EMBEDDING) * 0.1)
         self.embeddings = nn.ModuleList(nn.Embedding(n, EMBEDDING) for n in featurizer.cardinalities)
+        self.add_wide(featurizer)
         for table in self.embeddings.parameters():
             nn.init.normal_(table, std=0.1)
         self.n_fields = self.features.width + len(featurizer.categorical)
         self.layers = hidden_layers(self.n_fields * EMBEDDING, hidden, dropout)
+
+    def add_wide(self, featurizer: Featurizer) -> None:
+        """Add a weight for each field, if the network has a wide part."""
 
     def embed(self, scaled: Tensor, categorical: Tensor) -> Tensor:
         """Compute the embeddings `[rows, fields, width]` of scaled numbers and of the columns of codes passed."""
@@ -135,11 +139,13 @@ class DeepFM(FieldNetwork):
 
     def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
         super().__init__(featurizer, hidden, dropout)
+        self.width = (hidden[-1] if hidden else self.n_fields * EMBEDDING) + EMBEDDING + 1
+
+    def add_wide(self, featurizer: Featurizer) -> None:
         self.wide = nn.Parameter(torch.zeros(self.features.width, 1))
         self.wide_categories = nn.ModuleList(nn.Embedding(n, 1) for n in featurizer.cardinalities)
         for table in self.wide_categories.parameters():
             nn.init.zeros_(table)
-        self.width = (hidden[-1] if hidden else self.n_fields * EMBEDDING) + EMBEDDING + 1
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
         fields, wide = self._fields(numeric, categorical)
