@@ -77,7 +77,7 @@ def measured_at(results: dict[str, Any]) -> str:
 
     >>> bar = {"commit": "abc1234", "command": "python -m benchmarks log", "date": "2026-11-18"}
     >>> measured_at({"bars": [bar | {"part": "a"}, {"commit": "def5678+", "part": "b"}]})
-    'Measured at commit abc1234 on 2026-11-18 by `python -m benchmarks log` (a); by an earlier version (b).'
+    'Measured at commit abc1234 on 2026-11-18 by `python -m benchmarks log` (a); by an earlier version, commit def5678+ (b).'
     >>> measured_at({"bars": [bar]})
     'Measured at commit abc1234 on 2026-11-18 by `python -m benchmarks log`.'
     """
@@ -91,7 +91,7 @@ def measured_at(results: dict[str, Any]) -> str:
 def certificate(record: dict[str, Any]) -> str:
     """The commit, date and command of a figure in words."""
     if defect(record):
-        return "by an earlier version"
+        return f"by an earlier version, commit {record['commit']}" if record.get("commit") else "by an earlier version"
     return f"at commit {record['commit']} on {record['date']} by `{record['command']}`"
 
 
