@@ -74,12 +74,12 @@ def test_the_frontier_is_what_nothing_dominates(best_is_ours: bool, holds: bool)
     points = [
         point("slow and best", best_is_ours, 1.2, 9.0),
         point("slow", True, 1.1, 8.0),
-        point("quick", False, 1.1, 2.0),
-        point("quick and worse", True, 1.0, 2.0),
+        point("quick", False, 1.1, 1.5),
+        point("quick and better", True, 1.15, 1.9),
     ]
     found = list(judged("part", "title", points, {}))
     (figure,) = [each for each in found if isinstance(each, Figure)]
-    assert [each["frontier"] for each in figure.data["points"]] == [True, False, True, False]
+    assert [each["frontier"] for each in figure.data["points"]] == [True, False, True, True]
     assert all(each.holds for each in found if isinstance(each, Bar)) is holds
 
 
