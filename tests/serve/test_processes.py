@@ -41,7 +41,8 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def rank(url: str) -> httpx.Response:
-    return httpx.post(f"{url}/v1/rank", json=example("trees"), headers={"connection": "close"})
+    headers = {"connection": "close"}
+    return httpx.post(f"{url}/v1/rank", json=example("trees"), headers=headers, timeout=60)  # while workers start
 
 
 def versions(url: str, count: int = 30) -> set[str]:
@@ -50,7 +51,7 @@ def versions(url: str, count: int = 30) -> set[str]:
 
 
 def gauge(url: str, name: str) -> list[str]:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return [line for line in lines if re.match(rf"{name}[ {{]", line)]
 
 
