@@ -9,6 +9,8 @@
     python -m benchmarks serve --only crash        kill -9 again and again: nothing acknowledged may be lost
     python -m benchmarks serve --only hostile      bodies that are wrong in every way: no 5xx, no crash, no growth
     python -m benchmarks serve --only reload       models replaced under load: no request may fail
+    python -m benchmarks serve --only overload     5 times the capacity: how fast are those answered, and `/healthz`
+    python -m benchmarks serve --only start        from the command to the first answer; memory of the parent process
 
 Lists have 136 features and models the default networks (128 and 64 units, ten positions). The load generator
 (`serve_load`) is a process of its own and shares the cores with the server. What is compared takes turns, round by
@@ -29,6 +31,7 @@ import numpy as np
 from benchmarks.harness import Bar
 from benchmarks.serve_crash import crash
 from benchmarks.serve_load import Load, load
+from benchmarks.serve_overload import overload, start
 from benchmarks.serve_peers import bare
 from benchmarks.serve_setup import (
     ARROW,
@@ -56,6 +59,8 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar]:
         "crash": crash,
         "hostile": hostile,
         "reload": reload,
+        "overload": overload,
+        "start": start,
     }
     with tempfile.TemporaryDirectory(prefix="urank-benchmark-") as name:
         folder = Path(name)

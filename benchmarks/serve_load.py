@@ -1,11 +1,12 @@
 """Load for a server, from a process of its own: requests that are bytes already, over connections that stay open.
 
-    python -m benchmarks.serve_load PORT CONNECTIONS SECONDS REQUESTS...      prints one line of JSON
+    python -m benchmarks.serve_load PORT CONNECTIONS SECONDS RATE REQUESTS...     prints one line of JSON
 
 Each connection is a thread that sends a request, reads the answer by its `Content-Length`, and sends the next. What the
 answers say is taken apart after the last one, so that the load generator takes little from the cores that the server
 needs too. With one connection nothing waits for anything but the server: that is for latency. With several the server
-never waits: that is for throughput.
+never waits: that is for throughput. With a rate above 0, requests are sent at random times at that rate, however long
+the answers take, as long as a connection is free: that is for overload.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Thread
+from random import Random
+from threading import Lock, Thread
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _TIMING = re.compile(rb"(total|model|log);dur=([\d.]+)")
@@ -36,6 +38,7 @@ class Connection:
     def __init__(self, port: int, seconds: float = WAIT_SECONDS) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=seconds)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)  # one call for most requests
 
     def __enter__(self) -> Connection:
         return self
@@ -119,22 +122,38 @@ class Load:
         return float(np.quantile(np.array(getattr(self, of))[chosen], q))
 
 
-def load(port: int, requests: Sequence[bytes], *, connections: int, seconds: float) -> Load:
+def load(port: int, requests: Sequence[bytes], *, connections: int, seconds: float, rate: float = 0.0) -> Load:
     """Run this module as a process."""
     with tempfile.TemporaryDirectory(prefix="urank-load-") as folder:
         files = [Path(folder) / f"{number}.http" for number in range(len(requests))]
         for file, request in zip(files, requests, strict=True):
             file.write_bytes(request)
-        command = [sys.executable, "-m", "benchmarks.serve_load", port, connections, seconds, *files]
+        command = [sys.executable, "-m", "benchmarks.serve_load", port, connections, seconds, rate, *files]
         done = subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True)
     return Load(**json.loads(done.stdout))
+
+
+def _arrivals(begun: float, rate: float, rng: Random) -> Iterator[float]:
+    """Times of a Poisson process; a generator that threads share needs a lock."""
+    lock, when = Lock(), begun
+
+    class Times(Iterator[float]):
+        def __next__(self) -> float:
+            nonlocal when
+            with lock:
+                when += rng.expovariate(rate)
+                return when
+
+    return Times()
 
 
 class _Asker:
     """One connection and what it saw."""
 
-    def __init__(self, port: int, requests: Sequence[bytes], first: int, until: float) -> None:
-        self.port, self.requests, self.first, self.until = port, requests, first, until
+    def __init__(
+        self, port: int, requests: Sequence[bytes], first: int, until: float, due: Iterator[float] | None
+    ) -> None:
+        self.port, self.requests, self.first, self.until, self.due = port, requests, first, until, due
         self.seen: list[tuple[int, float, int, bytes, bytes]] = []
         self.broken: str | None = None
 
@@ -142,7 +161,10 @@ class _Asker:
         clock, number, count = time.perf_counter, self.first, len(self.requests)
         try:
             with Connection(self.port) as connection:
-                while (begun := clock()) < self.until:
+                while clock() < self.until:
+                    if self.due is not None:
+                        time.sleep(max(0.0, next(self.due) - clock()))
+                    begun = clock()
                     status, head, body = connection.ask(self.requests[number % count])
                     self.seen.append((number % count, clock() - begun, status, head, body[:300]))
                     number += 1
@@ -150,10 +172,11 @@ class _Asker:
             self.broken = f"{type(error).__name__}: {error}"
 
 
-def measure(port: int, requests: Sequence[bytes], *, connections: int, seconds: float) -> Load:
+def measure(port: int, requests: Sequence[bytes], *, connections: int, seconds: float, rate: float = 0.0) -> Load:
     """Ask for some seconds, from this process."""
     begun = time.perf_counter()
-    askers = [_Asker(port, requests, number, begun + seconds) for number in range(connections)]
+    due = _arrivals(begun, rate, Random(0)) if rate else None  # noqa: S311 - a load is no secret
+    askers = [_Asker(port, requests, number, begun + seconds, due) for number in range(connections)]
     threads = [Thread(target=asker.run) for asker in askers]
     for thread in threads:
         thread.start()
@@ -177,6 +200,7 @@ def measure(port: int, requests: Sequence[bytes], *, connections: int, seconds: 
 
 
 if __name__ == "__main__":
-    port, connections, seconds, *files = sys.argv[1:]
+    port, connections, seconds, rate, *files = sys.argv[1:]
     asked = [Path(file).read_bytes() for file in files]
-    print(json.dumps(asdict(measure(int(port), asked, connections=int(connections), seconds=float(seconds)))))
+    found = measure(int(port), asked, connections=int(connections), seconds=float(seconds), rate=float(rate))
+    print(json.dumps(asdict(found)))

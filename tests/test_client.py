@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from serve.server import running, save_served
 from urank.client import AsyncClient, Client, RankedItem, Ranking, Reloaded, ServerError
-from urank.client.transport import FIRST_DELAY, MAX_DELAY, refusal_error, retry_delay
+from urank.client.transport import FIRST_DELAY, MAX_DELAY, delay_after, rank_many, refusal_error, retry_delay
 from urank.errors import ConfigError, DataError, UrankError
 
 if TYPE_CHECKING:  # torch is slow to load
@@ -429,6 +429,17 @@ def test_a_ranking_is_asked_for_once(trouble: Any) -> None:
         assert len(asked) == 1
         assert refusal.value.status == (trouble[0] if trouble else None)
         assert client.rank([], query_id="q") == Ranking(**RANKED, utility=0.0, items=())
+
+
+@pytest.mark.parametrize("asked", ["1", "2", "3600", "soon", ""])
+def test_an_overloaded_server_is_asked_again_when_it_says(asked: str) -> None:
+    """Even for a ranking, since it was refused before anything was done."""
+    refusal = httpx.Response(503, headers={"retry-after": asked} if asked else {})
+    assert rank_many([]).should_retry(refusal) == asked.isdigit()
+    seconds = min(MAX_DELAY, float(asked)) if asked.isdigit() else 0.0
+    for attempt in range(3):
+        longest = max(1.5 * seconds, FIRST_DELAY * 2**attempt)
+        assert seconds <= delay_after(refusal, attempt) <= longest
 
 
 def test_what_is_refused_is_not_sent_again() -> None:

@@ -366,7 +366,8 @@ def test_nobody_is_killed_who_still_finishes() -> None:
     assert (service["KillSignal"], service["KillMode"]) == ("SIGTERM", "mixed")
     assert of_kind("STOPSIGNAL") == ["SIGTERM"]
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    assert service["RestartPreventExitStatus"] == "2"
+    assert service["Restart"] == "always"
+    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 def test_the_proxy_bounds_what_the_server_bounds() -> None:

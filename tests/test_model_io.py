@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,16 @@ def test_loading_draws_no_random_numbers(folder: Path) -> None:
     before = torch.random.get_rng_state()
     load_model(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_devices_and_pipes_are_refused(folder: Path, name: str) -> None:
+    """A device would be read without end, a pipe waited for."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=str(folder)):
+        load_model(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(DataError, match=str(folder)):
+        load_model(folder)

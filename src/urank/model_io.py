@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
@@ -32,7 +32,7 @@ from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError, UrankError
 from urank.export.graph import click_graph, scorer_graph
 from urank.learning.features import Featurizer, Numeric
-from urank.model_manifest import FORMAT, MANIFEST_VERSION, read_manifest
+from urank.model_manifest import FORMAT, MANIFEST_VERSION, read_manifest, read_regular
 from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
 from urank.ranking.urank_network import NetworkScorer, RankerConfig, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
@@ -92,7 +92,7 @@ def load_model(folder: str | Path) -> RankingModel:
     folder = Path(folder)
     manifest = read_manifest(folder)
     try:
-        featurizer = Featurizer.from_dict(json.loads((folder / "features.json").read_text(encoding="utf-8")))
+        featurizer = Featurizer.from_dict(json.loads(read_regular(folder / "features.json")))
         config = UrankConfig.model_validate(manifest["config"])
         positions = int(manifest["positions"])
         members = [_read_member(each, folder, featurizer, positions, config.clicks) for each in manifest["members"]]
@@ -127,17 +127,17 @@ def _read_member(
 ) -> Member:
     path = folder / Path(entry["file"]).name
     if entry["family"] == "gbdt":
-        return GbdtClicks.from_text(path.read_text(encoding="utf-8"), positions, featurizer)
+        return GbdtClicks.from_text(read_regular(path).decode("utf-8"), positions, featurizer)
     if entry["family"] == "shrunk":
         with torch.random.fork_rng():
             shrunk = config.shrunk(featurizer, positions)
-        shrunk.load_state_dict(load_file(path))
+        shrunk.load_state_dict(load(read_regular(path)))
         shrunk.eval()
-        text = path.with_suffix(".txt").read_text(encoding="utf-8")
+        text = read_regular(path.with_suffix(".txt")).decode("utf-8")
         return ShrunkClicks(shrunk, tree_model(text, featurizer))
     with torch.random.fork_rng():
         network = config.network(entry["family"], featurizer, positions)
-    network.load_state_dict(load_file(path))
+    network.load_state_dict(load(read_regular(path)))
     network.eval()
     return NetworkClicks(entry["family"], network)
 
@@ -178,13 +178,13 @@ def _write_scorer(scorer: Scorer, target: Path) -> dict[str, Any]:
 def _read_scorer(entry: Mapping[str, Any], folder: Path, featurizer: Featurizer, config: RankerConfig) -> Scorer:
     path = folder / Path(entry["file"]).name
     if entry["family"] == "trees":
-        return TreesScorer.from_text(path.read_text(encoding="utf-8"), featurizer, takes_value=entry["takes_value"])
+        return TreesScorer.from_text(read_regular(path).decode("utf-8"), featurizer, takes_value=entry["takes_value"])
     with torch.random.fork_rng():
         value = Numeric(**entry["value"]) if entry["value"] is not None else None
         # Absent in older manifests.
         backbone, hidden = entry.get("backbone", config.backbone), entry.get("hidden", config.hidden)
         network = ScoreNetwork(featurizer, value, backbone=backbone, hidden=tuple(hidden))
-    network.load_state_dict(load_file(path))
+    network.load_state_dict(load(read_regular(path)))
     network.eval()
     return NetworkScorer(network)
 

@@ -1,8 +1,10 @@
-"""The manifest of a saved model: its format and version, read without torch."""
+"""The manifest of a saved model, its format and version, and safe reading of its files; without torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,29 @@ from urank.errors import DataError
 
 MANIFEST_VERSION = 2
 FORMAT = "urank model"
+MAX_FILE_BYTES = 2**31 - 1  # of an ONNX graph
+
+
+def read_regular(path: str | Path, *, dir_fd: int | None = None) -> bytes:
+    """Read a file of a model; raise an `OSError` unless it is a regular one, or links to one, of at most 2 GB.
+
+    A device or a pipe would be read without end.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    with os.fdopen(handle, "rb") as file:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(None, "it is not a regular file", str(path))
+        if state.st_size > MAX_FILE_BYTES:
+            raise OSError(None, f"it has more than {MAX_FILE_BYTES} bytes", str(path))
+        return file.read(MAX_FILE_BYTES)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """Read the manifest of a model and check its version."""
     path = Path(folder) / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -275,6 +276,104 @@ def test_graphs_of_another_shape_are_refused(folder: Path) -> None:
         shutil.copy(saved("network") / "scorer.onnx", folder / "scorer.onnx")
         graph_of(folder, "scorer.onnx", answers(rows))
         assert "the scorer must return a finite number for each item" in refusal(folder)
+
+
+def external(name: str, location: str = "secret.bin") -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[5], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def as_initializer(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(external("x"))
+
+
+def as_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Constant", [], ["x"], value=external("")))
+
+
+def in_subgraph(model: onnx.ModelProto) -> None:
+    constant = helper.make_node("Constant", [], ["x"], value=external(""))
+    output = helper.make_tensor_value_info("x", TensorProto.FLOAT, [5])
+    branch = helper.make_graph([constant], "branch", [], [output])
+    model.graph.node.append(helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch))
+
+
+def in_function(model: onnx.ModelProto) -> None:
+    node = helper.make_node("Constant", [], ["x"], value=external(""))
+    model.functions.append(helper.make_function("own", "F", [], ["x"], [node], [helper.make_opsetid("", 17)]))
+
+
+def as_sparse(model: onnx.ModelProto) -> None:
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=external("x"), dims=[5]))
+
+
+def as_sparse_attribute(model: onnx.ModelProto) -> None:
+    sparse = onnx.SparseTensorProto(indices=external("x"), dims=[5])
+    model.graph.node.append(onnx.NodeProto(op_type="Constant", output=["x"]))
+    model.graph.node[-1].attribute.add(
+        name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [as_initializer, as_attribute, in_subgraph, in_function, as_sparse, as_sparse_attribute]
+)
+def test_graphs_with_tensors_in_other_files_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[onnx.ModelProto], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.bin").write_bytes(np.arange(5, dtype=np.float32).tobytes())
+    for name in ("clicks.onnx", "scorer.onnx"):
+        original = (folder / name).read_bytes()
+        model = onnx.ModelProto.FromString(original)
+        change(model)
+        (folder / name).write_bytes(model.SerializeToString())
+        assert "the graphs must contain their tensors" in refusal(folder)
+        (folder / name).write_bytes(original)
+    load_served(folder)
+
+
+def test_a_file_is_not_read_back_through_scores(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph would answer with the content of a file below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.bin").write_bytes(np.full((2, 5), -1.5, dtype=np.float32).tobytes())
+
+    def change(graph: onnx.GraphProto) -> None:
+        answers([[-1.0] * 5] * 2)(graph)
+        tensor = graph.node[0].attribute[0].t
+        tensor.ClearField("float_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="secret.bin")
+
+    graph_of(folder, "clicks.onnx", change)
+    assert "the graphs must contain their tensors" in refusal(folder)
+
+
+def test_the_word_location_is_allowed(folder: Path) -> None:
+    """As a category of the model may be."""
+    model = onnx.load(folder / "clicks.onnx")
+    model.doc_string = "location"
+    (folder / "clicks.onnx").write_bytes(model.SerializeToString())
+    load_served(folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "features.json", "clicks.onnx", "scorer.onnx"])
+def test_devices_pipes_and_huge_files_are_refused(folder: Path, name: str) -> None:
+    """A device would be read without end, a pipe waited for."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert name in refusal(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert name in refusal(folder)
+    (folder / name).unlink()
+    with (folder / name).open("wb") as file:
+        file.truncate(2**33)
+    assert name in refusal(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to(saved("network") / name)
+    load_served(folder)
 
 
 @pytest.mark.parametrize(

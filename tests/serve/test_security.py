@@ -361,7 +361,7 @@ def test_nor_is_one_that_comes_drop_by_drop(server: tuple[str, psutil.Process]) 
     stop = threading.Event()
 
     def drip(connection: socket.socket) -> None:
-        while not stop.wait(0.2):
+        while not stop.wait(0.3):
             try:
                 connection.sendall(b" ")
             except OSError:
@@ -415,6 +415,54 @@ def test_heads_without_an_end_are_refused(server: tuple[str, psutil.Process]) ->
             for _ in range(20):
                 connection.sendall(b"a" * 2**20)
     assert process.memory_info().rss - before < 2**24
+
+
+ENDLESS = {
+    "trailers": (b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: " + b"a" * 2**20 + b"\r\n"),
+    "one trailer": (b"Transfer-Encoding: chunked\r\n\r\n0\r\nx: ", b"a" * 2**20),
+    "a chunk extension": (b"Transfer-Encoding: chunked\r\n\r\n1;x=", b"a" * 2**20),
+    "chunk extensions": (b"Transfer-Encoding: chunked\r\n\r\n", b"1;x=" + b"a" * 2**16 + b"\r\nb\r\n"),
+    "header lines": (b"", b"a:b\r\n" * 2**18),
+    "pipelined requests": (b"Content-Length: 0\r\n\r\n", head("Content-Length: 0") * 10_000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_nothing_outside_of_bodies_fills_the_memory(kind: str, tmp_path: Path) -> None:
+    """Without a key."""
+    begin, more = ENDLESS[kind]
+    start = b"POST /v1/rank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + begin
+    with running(saved("numbers"), environment={"URANK_API_KEY": KEY}) as (url, started):
+        process = psutil.Process(started.pid)
+        before = process.memory_info().rss
+        for _ in range(5):
+            with connect(url) as connection:
+                connection.sendall(start)
+                with pytest.raises(OSError, match=r"reset|pipe|closed"):
+                    for _ in range(100):
+                        connection.sendall(more)
+        assert process.memory_info().rss - before < 2**25
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+@pytest.mark.slow
+def test_trailers_are_no_headers(server: tuple[str, psutil.Process]) -> None:
+    body = json.dumps(example("trees")).encode()
+    with connect(server[0]) as connection:
+        connection.sendall(head("Connection: close\r\nTransfer-Encoding: chunked"))
+        connection.sendall(b"%x\r\n%s\r\n0\r\nHost: evil.org\r\nx-request-id: other\r\n\r\n" % (len(body), body))
+        status, headers, _ = answer_of(connection)
+    assert status == 200
+    assert headers["x-request-id"] != "other"
+
+
+@pytest.mark.slow
+def test_two_host_headers_are_refused(server: tuple[str, psutil.Process]) -> None:
+    with connect(server[0]) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        status, _, body = answer_of(connection)
+    assert (status, body["detail"]) == (400, "a request has one Host header")
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import signal
+import socket
 import sys
+from enum import StrEnum
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from urank.cli.options import MethodName, PrintOptions, Quiet, command
 from urank.config import validate
@@ -105,6 +107,12 @@ _MAXIMA = {
 }
 _LOG = "Feedback log"
 _MODELS = "Several models"
+_MONITORING = "Monitoring"
+
+
+class LogFormatName(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 @command(Limits, _MAXIMA, {_LIMITS: " ".join(_MAXIMA.values())})
@@ -221,7 +229,22 @@ def serve_command(
             rich_help_panel=_LIMITS,
         ),
     ] = False,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")] = False,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request.", rich_help_panel=_MONITORING)
+    ] = False,
+    log_format: Annotated[
+        LogFormatName,
+        typer.Option(help="Format of the server's own log on standard error.", rich_help_panel=_MONITORING),
+    ] = LogFormatName.TEXT,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Export a span of every request by OpenTelemetry (OTLP over HTTP), configured by the standard OTEL "
+            "variables. Needs `urank[otel]`.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over HTTP: rank, explain, collect feedback, and explore lists in a browser.
@@ -236,13 +259,13 @@ def serve_command(
 
     Example: `urank serve model --sample log.parquet --log feedback`
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are models to reload
-
-    from urank.serve.list_ranking import Exploration
-    from urank.serve.models import ModelSources, UserSplit
-    from urank.serve.processes import Worker, open_socket, serve
+    from urank.serve.logs import configure_logging
+    from urank.serve.processes import Worker, announce, open_socket, run, supervise
     from urank.serve.server_settings import ServeConfig, is_loopback, read_key
 
+    worker = Worker.from_environment()
+    if worker is None:  # a worker starts with it blocked, and must not lose it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are models to reload
     key = read_key(key_file)
     if key is None and not is_loopback(host):
         raise ConfigError(
@@ -254,6 +277,23 @@ def serve_command(
         raise ConfigError("--test-share and --test-name need a test: --test MODEL")
     if sample is not None and no_playground:
         raise ConfigError("--sample is for the playground, which --no-playground switches off")
+    if trace and find_spec("opentelemetry.sdk") is None:
+        raise ConfigError("--trace needs OpenTelemetry: pip install 'urank[otel]'")
+    configure_logging(log_format.value, quiet=quiet)
+
+    def message(sock: socket.socket) -> str:
+        page = "" if no_playground else "; open it in a browser for the playground"
+        name = f"[{host}]" if ":" in host else host
+        return f"Serving {model} at http://{name}:{sock.getsockname()[1]}{page}. Ctrl-C ends it."
+
+    if worker is None and workers > 1:
+        command = [sys.executable, "-m", "urank", *sys.argv[1:]]
+        with open_socket(host, port) as sock:
+            supervise(sock, workers, command, message=message(sock), log_format=log_format.value, quiet=quiet)
+
+    from urank.serve.list_ranking import Exploration  # slow to import, and the supervisor needs none of it
+    from urank.serve.models import ModelSources, UserSplit
+
     hosts = tuple(allow_host or ())
     if is_loopback(host):
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
@@ -276,20 +316,11 @@ def serve_command(
         segment_bytes=segment_mb * 2**20,
         segment_seconds=segment_seconds,
         join_seconds=join_seconds,
+        access_log=access_log,
+        trace=trace,
     )
-    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if (worker := Worker.from_environment()) is not None:
-        worker.serve(config, access_log=access_log)
+    if worker is not None:
+        worker.serve(config)
         return
-    sock = open_socket(host, port)
-    name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{sock.getsockname()[1]}"
-
-    def ready() -> None:
-        if not quiet:
-            page = "" if no_playground else "; open it in a browser for the playground"
-            Console().print(f"Serving {model} at {address}{page}. Ctrl-C ends it.", highlight=False, soft_wrap=True)
-
-    with sock:
-        command = [sys.executable, "-m", "urank", *sys.argv[1:]]
-        serve(config, sock, command=command, workers=workers, access_log=access_log, ready=ready)
+    with open_socket(host, port) as sock:
+        run(config, sock, partial(announce, message(sock), log_format.value, quiet=quiet))

@@ -12,12 +12,13 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from itertools import count
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from urank.client import transport
-from urank.client.transport import Call, Outcome, http_arguments, retry_delays
+from urank.client.transport import Call, Outcome, delay_after, http_arguments
 
 AnswerT = TypeVar("AnswerT")
 P = ParamSpec("P")
@@ -119,14 +120,14 @@ class Client(_BaseClient):
 
     def _send(self, call: Call[AnswerT]) -> AnswerT:
         outcome: Outcome
-        for seconds in retry_delays(self._retries):
-            time.sleep(seconds)
+        for attempt in count():
             try:
                 outcome = self._http.request(**call.arguments())
             except httpx.RequestError as error:
                 outcome = error
-            if not call.should_retry(outcome):
+            if attempt == self._retries or not call.should_retry(outcome):
                 break
+            time.sleep(delay_after(outcome, attempt))
         return call.conclude(outcome, self._address)
 
 
@@ -165,12 +166,12 @@ class AsyncClient(_BaseClient):
 
     async def _send(self, call: Call[AnswerT]) -> AnswerT:
         outcome: Outcome
-        for seconds in retry_delays(self._retries):
-            await asyncio.sleep(seconds)
+        for attempt in count():
             try:
                 outcome = await self._http.request(**call.arguments())
             except httpx.RequestError as error:
                 outcome = error
-            if not call.should_retry(outcome):
+            if attempt == self._retries or not call.should_retry(outcome):
                 break
+            await asyncio.sleep(delay_after(outcome, attempt))
         return call.conclude(outcome, self._address)

@@ -4,6 +4,7 @@ The functions `rank` to `reload` are the methods of both clients. Each builds a 
 read, and whether it is retried, which depends on whether a second copy does harm:
 
     no connection was made             every call
+    503 with Retry-After               every call: the server refused it before doing anything
     connection lost, 502, 503, 504     only calls that are safe to repeat: not a ranking, which is logged each time
     timeout, any other answer          never
 """
@@ -15,7 +16,7 @@ import json
 import math
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from random import SystemRandom
@@ -175,7 +176,7 @@ class Call(Generic[AnswerT]):
         >>> [model().should_retry(httpx.Response(status)) for status in (503, 500, 422)]
         [True, False, False]
         """
-        if isinstance(outcome, httpx.ConnectError):
+        if isinstance(outcome, httpx.ConnectError) or _retry_after(outcome):
             return True
         if not self.repeatable:
             return False
@@ -220,10 +221,10 @@ class _ReadyCall(Call[bool]):
         return super().conclude(outcome, address)
 
 
-def retry_delays(retries: int) -> Iterator[float]:
-    """Yield the seconds to wait before each attempt."""
-    yield 0.0
-    yield from (retry_delay(attempt, _random.random()) for attempt in range(retries))
+def delay_after(outcome: Outcome, attempt: int) -> float:
+    """Return the seconds to wait after an attempt: as long as the server asks for, or exponential backoff."""
+    jitter = _random.random()
+    return max(retry_delay(attempt, jitter), min(MAX_DELAY, _retry_after(outcome)) * (1.0 + 0.5 * jitter))
 
 
 def retry_delay(attempt: int, jitter: float) -> float:
@@ -235,6 +236,18 @@ def retry_delay(attempt: int, jitter: float) -> float:
     0.1
     """
     return min(MAX_DELAY, FIRST_DELAY * 2.0**attempt) * (0.5 + 0.5 * jitter)
+
+
+def _retry_after(outcome: Outcome) -> int:
+    """Return the seconds after which an overloaded server wants the request again; 0 if it does not.
+
+    >>> _retry_after(httpx.Response(503, headers={"Retry-After": "2"})), _retry_after(httpx.Response(503))
+    (2, 0)
+    """
+    if isinstance(outcome, httpx.RequestError) or outcome.status_code != 503:
+        return 0
+    text = outcome.headers.get("retry-after", "")
+    return int(text[:9]) if text.isascii() and text.isdigit() else 0
 
 
 def rank(

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.ranking.guard import Guard
@@ -147,6 +146,8 @@ def _choose(costs: NDArray[np.float64], mask: Mask, places: NDArray[np.int64]) -
 
 def _choose_in_list(costs: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the item at each position, `[places]`, for the costs `[places, items]` of one list."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and a server may never match
+
     places, items = costs.shape
     if items < _LONG:
         return linear_sum_assignment(costs)[1]

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from urank import __version__
 from urank.client.wire_schemas import Accepted, FeatureNames, ModelFacts, Reloaded, Shadow, SplitTest
 from urank.errors import UrankError
+from urank.serve.admission import Admission
 from urank.serve.list_ranking import explain, write_arrow
 from urank.serve.openapi import describe, docs_page
 from urank.serve.playground import html_page, playground
@@ -52,6 +53,11 @@ def build_app(
         reloads: Not empty if a signal asks for a reload while the models are loaded.
     """
     service = Service(config, compacts=compacts)
+    tracing = None
+    if config.trace:
+        from urank.serve.tracing import Tracing  # OpenTelemetry is an extra
+
+        tracing = Tracing()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +69,8 @@ def build_app(
                 await service.reload_on_signal()
         yield
         await service.stop()
+        if tracing is not None:
+            tracing.close()
 
     app = FastAPI(
         title="urank",
@@ -74,6 +82,8 @@ def build_app(
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.admission = Admission()
+    app.state.on_shed = lambda: service.metrics.requests.labels("shed", 503).inc()
     app.router.route_class = _DirectRoute
     for path, (method, handler, summary) in Routes(service, app, parent).all().items():
         listed = path.startswith("/v1/") or path in ("/healthz", "/readyz", "/metrics")
@@ -88,6 +98,10 @@ def build_app(
         hosts=config.hosts,
         max_requests=config.limits.requests,
         on_refusal=lambda status: service.metrics.requests.labels("refused", status).inc(),
+        admission=app.state.admission,
+        on_wait=service.metrics.queue_seconds.observe,
+        access_log=config.access_log,
+        tracing=tracing,
     )
     return app
 

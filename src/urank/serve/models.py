@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import onnxruntime as ort
@@ -25,13 +27,16 @@ from numpy.typing import NDArray
 from urank.abtest.exposures import assign_arms
 from urank.errors import ConfigError, DataError, UrankError
 from urank.learning.features import Featurizer, Inputs
-from urank.model_manifest import read_manifest
+from urank.model_manifest import read_manifest, read_regular
 from urank.ranking.matching import METHODS, Method, expected_gain, positions_in_lists
+from urank.serve.processes import SHARED_FOLDER
 from urank.serve.request_arrays import MISSING, CandidateArrays
 
 ARMS = ("A", "B")
 _READ_ATTEMPTS = 5
 _RETRY_SECONDS = 0.01
+
+logger = logging.getLogger("urank.serve")
 
 Floats = NDArray[np.float32]
 Scorer = Callable[[CandidateArrays], Floats]
@@ -143,6 +148,12 @@ class ModelSources:
     test: UserSplit | None = None
     threads: int = 1  # of ONNX Runtime for each call
 
+    @property
+    def snapshot(self) -> Path | None:
+        """Copy of the files last loaded, for workers that replace others; None without a supervisor."""
+        folder = os.environ.get(SHARED_FOLDER)
+        return Path(folder, f"{hashlib.sha256(repr(self).encode()).hexdigest()}.zip") if folder else None
+
 
 @dataclass(frozen=True, eq=False)
 class ActiveModels:
@@ -209,18 +220,83 @@ def _columns(all_names: Sequence[str], names: Sequence[str]) -> Columns:
     return slice(None) if list(all_names) == list(names) else [place[name] for name in names]
 
 
+Artifacts = dict[str, dict[str, bytes]]
+"""Files of each model by its role: `main`, `shadow`, `other`."""
+
+
 def load_models(sources: ModelSources) -> ActiveModels:
-    """Load every model; raise a `DataError` if one is broken, a `ConfigError` if one lacks the server's method."""
-    folders = (sources.main, sources.shadow, None if sources.test is None else sources.test.folder)
-    main, shadow, other = (None if each is None else load_served(each, threads=sources.threads) for each in folders)
+    """Load every model; raise a `DataError` if one is broken, a `ConfigError` if one lacks the server's method.
+
+    The files are copied to the snapshot, if there is one, once all models have passed.
+    """
+    artifacts = {role: read_artifact(folder) for role, folder in _folders(sources).items()}
+    active = _build(sources, artifacts)
+    if sources.snapshot is not None:
+        _write_snapshot(sources.snapshot, artifacts)
+    return active
+
+
+def resume_models(sources: ModelSources) -> tuple[ActiveModels, bool]:
+    """Load the models of the snapshot, and return whether those in the folders differ from them or are broken.
+
+    A worker that replaces another must serve what the others do, whatever is in the folders by now.
+    """
+    if sources.snapshot is None or not sources.snapshot.exists():
+        return load_models(sources), False
+    artifacts = _read_zip(sources.snapshot)
+    try:
+        current = {role: read_artifact(folder) for role, folder in _folders(sources).items()}
+    except UrankError as error:
+        logger.error("the models are served from a copy, since those in their folders are broken: %s", error)
+        return _build(sources, artifacts), True
+    if current != artifacts:
+        logger.warning("the models are served from a copy: those in their folders differ, and were not reloaded")
+    return _build(sources, artifacts), current != artifacts
+
+
+def _folders(sources: ModelSources) -> dict[str, Path]:
+    found = {"main": sources.main, "shadow": sources.shadow, "other": sources.test.folder if sources.test else None}
+    return {role: folder for role, folder in found.items() if folder is not None}
+
+
+def _build(sources: ModelSources, artifacts: Artifacts) -> ActiveModels:
+    folders = _folders(sources)
+    models = {role: _load(folders[role], files, sources.threads) for role, files in artifacts.items()}
+    main, shadow, other = (models.get(role) for role in ("main", "shadow", "other"))
     assert main is not None  # noqa: S101 - it always has a folder
     return ActiveModels(main, shadow, other, sources.test, sources.method)
 
 
+def _write_snapshot(path: Path, artifacts: Artifacts) -> None:
+    """Write the files of all models as one, which is replaced atomically."""
+    new = path.with_suffix(f".{os.getpid()}")
+    try:
+        with ZipFile(new, "w") as archive:
+            for role, files in artifacts.items():
+                for name, content in files.items():
+                    archive.writestr(f"{role}/{name}", content)
+        new.replace(path)
+    except OSError as error:  # a worker that dies would be replaced by one with the models in their folders
+        logger.warning("no copy of the models can be kept: %s", error)
+        new.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def _read_zip(path: Path) -> Artifacts:
+    artifacts: Artifacts = {}
+    with ZipFile(path) as archive:
+        for entry in archive.namelist():
+            role, _, name = entry.partition("/")
+            artifacts.setdefault(role, {})[name] = archive.read(entry)
+    return artifacts
+
+
 def load_served(folder: str | Path, *, threads: int = 1) -> ServedModel:
     """Load an artifact of `urank train`; raise a `DataError` if it is no model, is damaged, or fails a smoke test."""
-    folder = Path(folder)
-    files = read_artifact(folder)
+    return _load(Path(folder), read_artifact(Path(folder)), threads)
+
+
+def _load(folder: Path, files: Mapping[str, bytes], threads: int) -> ServedModel:
     try:
         manifest = json.loads(files["manifest.json"])
         featurizer = _featurizer(json.loads(files["features.json"]))
@@ -278,8 +354,7 @@ def _read_snapshot(folder: Path, names: Sequence[str]) -> dict[str, bytes] | Non
         before = _file_states(handle, names)
         files: dict[str, bytes] = {}
         for name in names:
-            with open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=handle)) as file:
-                files[name] = file.read()
+            files[name] = read_regular(name, dir_fd=handle)
         return files if _file_states(handle, names) == before else None
     except OSError as error:
         if handle != -1 and not _is_same_folder(folder, handle):
@@ -314,18 +389,35 @@ def _featurizer(values: Mapping[str, Any]) -> Featurizer:
 
 
 def _session(graph: bytes, featurizer: Featurizer, threads: int) -> ort.InferenceSession:
-    """Load a graph, and check that it takes these features."""
+    """Load a graph, and check that it takes these features and refers to no other files."""
+    if b"location" in graph:  # the key of every reference, but perhaps also a word of the model
+        _refuse_external_data(graph)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors are raised; nothing else should be printed
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     expected = {"numeric": len(featurizer.inputs), "categorical": len(featurizer.categorical)}
     actual = {entry.name: entry.shape[-1] for entry in session.get_inputs() if entry.name in expected}
     if actual != expected:
         raise DataError(f"the graphs must take the features of features.json, {expected}; one takes {actual}")
     return session
+
+
+def _refuse_external_data(graph: bytes) -> None:
+    """Refuse tensors in other files, which ONNX Runtime would read from below the working directory, or in memory."""
+    import onnx  # slow to import, and rarely needed
+
+    messages: list[Any] = [onnx.ModelProto.FromString(graph)]
+    while messages:
+        message = messages.pop()
+        if isinstance(message, onnx.TensorProto) and (message.data_location or message.external_data):
+            raise DataError("the graphs must contain their tensors; one refers to another file")
+        for descriptor, value in message.ListFields():
+            if descriptor.message_type is not None:
+                messages += [value] if hasattr(value, "ListFields") else value
 
 
 def _run(session: ort.InferenceSession, items: CandidateArrays) -> Floats:
@@ -380,7 +472,7 @@ def _smoke_test(model: ServedModel) -> None:
     name, positions = model.manifest["name"], model.manifest["positions"]
     if not isinstance(name, str) or type(positions) is not int:
         raise DataError(f"the name must be text, and the positions an integer; got {name!r} and {positions!r}")
-    model.check_method(model.manifest["method"])
+    method = model.check_method(model.manifest["method"])
     numeric = np.full((2, len(model.numeric)), np.nan, dtype=np.float32)
     categorical = np.full((2, len(model.categorical)), MISSING, dtype=object)
     raw = CandidateArrays(numeric, categorical, np.ones(2, dtype=np.float32), np.array([0, 2]))
@@ -390,3 +482,4 @@ def _smoke_test(model: ServedModel) -> None:
         raise DataError(f"the click model must return log probabilities of shape [2, {model.positions}]; it does not")
     if scores is not None and (scores.shape != (2,) or not np.isfinite(scores).all()):
         raise DataError("the scorer must return a finite number for each item; it does not")
+    model.order(items, table, scores, method=method, positions=model.positions)  # imports what the method needs

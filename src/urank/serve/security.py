@@ -1,7 +1,7 @@
 """Access control and size limits that apply before anything else reads a request.
 
-`AccessMiddleware` checks the key, the Host header and the origin; `read_body` limits the size and duration of bodies,
-`HeaderLimitProtocol` the size of headers.
+`AccessMiddleware` checks the key, the Host header and the origin, and notes what is logged and traced of a request;
+`read_body` limits the size and duration of bodies, `urank.serve.connections` everything outside of them.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import logging
 import re
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from urank.serve.logs import REQUEST, request_id
 from urank.serve.request_schemas import Problem, problem_response
 
 if TYPE_CHECKING:
+    from urank.serve.admission import Admission, Ticket
     from urank.serve.server_settings import Limits
+    from urank.serve.tracing import Tracing
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Paths without a key: they reveal only whether the server is well."""
-MAX_HEADER_BYTES = 64 * 2**10
+PROBE_PATHS = (*OPEN_PATHS, "/metrics")
+"""Paths that are answered whatever the load."""
 
 _HOST = re.compile(r"(?:(?P<name>[^\[\]:]+)|\[(?P<address>[^\[\]]+)\])(?::\d*)?")
-_RESPONSE_HEADERS = (
+RESPONSE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 )
-_HEADERS_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
-    b"content-length: 106\r\nconnection: close\r\n\r\n"
-    b'{"type":"about:blank","title":"Request Header Fields Too Large","status":431,"detail":"headers too large"}'
-)
+logger = logging.getLogger("urank.access")
 
 
 class AccessMiddleware:
@@ -52,12 +53,27 @@ class AccessMiddleware:
         hosts: Allowed names in the Host header, without port; any if empty.
         max_requests: Largest number of concurrent requests; health checks are always answered.
         on_refusal: Called with the status of each refusal.
+        admission: Queue in which requests with a ticket wait for their turn.
+        on_wait: Called with the seconds that each of them waited.
+        access_log: Whether to log every request.
+        tracing: Exports a span of every request.
     """
 
     def __init__(
-        self, app: ASGIApp, key: str | None, hosts: Iterable[str], max_requests: int, on_refusal: Callable[[int], None]
+        self,
+        app: ASGIApp,
+        key: str | None,
+        hosts: Iterable[str],
+        max_requests: int,
+        on_refusal: Callable[[int], None],
+        *,
+        admission: Admission | None = None,
+        on_wait: Callable[[float], None] = lambda _: None,
+        access_log: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self.app, self.max_requests, self.on_refusal = app, max_requests, on_refusal
+        self.admission, self.on_wait, self.access_log, self.tracing = admission, on_wait, access_log, tracing
         self.in_flight = 0
         self.key = key.encode() if key is not None else None
         self.hosts = frozenset(host.lower() for host in hosts)
@@ -69,25 +85,54 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        started, headers = time.perf_counter(), Headers(scope=scope)
+        facts: dict[str, Any] = {"request_id": request_id(headers.get("x-request-id")), "status": 500}
+        REQUEST.set(facts)
+        identity = (b"x-request-id", facts["request_id"].encode())
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_RESPONSE_HEADERS]
+                facts["status"] = message["status"]
+                message["headers"] = [*message["headers"], *RESPONSE_HEADERS, identity]
             await send(message)
 
+        span = None if self.tracing is None else self.tracing.start(scope)
+        ticket: Ticket | None = scope.get("ticket")
+        counted = scope["path"] not in PROBE_PATHS  # probes run in another thread
+        self.in_flight += counted
         try:
-            self._check(scope["method"], scope["path"], Headers(scope=scope))
+            self._check(scope["method"], scope["path"], headers)
+            await self.app(scope, receive if ticket is None else self._in_turn(receive, ticket, facts), with_headers)
         except Problem as problem:
             self.on_refusal(problem.status)
             await problem_response(problem)(scope, receive, with_headers)
-            return
-        self.in_flight += 1
-        try:
-            await self.app(scope, receive, with_headers)
         finally:
-            self.in_flight -= 1
+            self.in_flight -= counted
+            if ticket is not None and self.admission is not None:
+                self.admission.leave(ticket)
+            if self.tracing is not None and span is not None:
+                self.tracing.end(span, scope, facts)
+            if self.access_log:
+                milliseconds = round(1e3 * (time.perf_counter() - started), 3)
+                logger.info("%s %s", scope["method"], scope["path"], extra={"facts": {**facts, "ms": milliseconds}})
+
+    def _in_turn(self, receive: Receive, ticket: Ticket, facts: dict[str, Any]) -> Receive:
+        """Return a `receive` that passes on the end of a body when it is the turn of its request."""
+
+        async def receive_in_turn() -> Message:
+            ticket.is_read = True
+            message = await receive()
+            if self.admission is not None and message["type"] == "http.request" and not message.get("more_body"):
+                await self.admission.turn(ticket)
+                facts["queue_ms"] = round(1e3 * ticket.waited, 3)
+                self.on_wait(ticket.waited)
+            return message
+
+        return receive_in_turn
 
     def _check(self, method: str, path: str, headers: Headers) -> None:
+        if len(headers.getlist("host")) > 1:
+            raise Problem(400, "a request has one Host header")
         if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
             raise Problem(421, "this host name is not allowed; see --allow-host")
         if path in OPEN_PATHS:
@@ -98,7 +143,7 @@ class AccessMiddleware:
             raise Problem(401, detail, headers={"WWW-Authenticate": 'Basic realm="urank", charset="UTF-8"'})
         if method not in ("GET", "HEAD") and _is_foreign(headers):
             raise Problem(403, "pages of other sites must not do this")
-        if self.in_flight >= self.max_requests:
+        if self.in_flight > self.max_requests and path not in PROBE_PATHS:
             raise Problem(503, f"at most {self.max_requests} concurrent requests", headers={"Retry-After": "1"})
 
 
@@ -155,29 +200,3 @@ async def read_body(request: Request, limits: Limits, *, json: bool = True) -> b
     except ClientDisconnect:
         raise Problem(400, "the body is incomplete") from None
     return bytes(body)
-
-
-class HeaderLimitProtocol(HttpToolsProtocol):
-    """Closes a connection when the headers of a request exceed `MAX_HEADER_BYTES`.
-
-    httptools buffers headers of any size, from any client, before the key is checked.
-    """
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._in_headers, self._header_bytes = True, 0
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._header_bytes += len(data) if self._in_headers else 0
-        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self.transport.write(_HEADERS_TOO_LARGE)
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        self._in_headers, self._header_bytes = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        super().on_headers_complete()

@@ -50,6 +50,8 @@ class ServeConfig:
     segment_bytes: int = 64 * 2**20  # size and age at which a write-ahead file is closed
     segment_seconds: float = 300.0
     join_seconds: float = 600.0  # how long a closed write-ahead file waits for late clicks before it becomes Parquet
+    access_log: bool = False  # log a line for every request
+    trace: bool = False  # export spans by OpenTelemetry
     seed: int | None = None  # of the exploration; None draws one from the system
 
 

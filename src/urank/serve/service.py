@@ -11,14 +11,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from urank.errors import DataError, UrankError
@@ -35,18 +35,21 @@ from urank.serve.feedback_store import (
     new_segment,
 )
 from urank.serve.list_ranking import RankedList, log_columns, log_record, rank_lists, shadow_orders
-from urank.serve.models import ActiveModels, load_models
+from urank.serve.logs import REQUEST
+from urank.serve.models import ActiveModels, load_models, resume_models
 from urank.serve.playground import PlaygroundSample, read_samples
+from urank.serve.processes import SHARED_FOLDER
 from urank.serve.request_arrays import CandidateReader, RequestLists
 from urank.serve.request_schemas import Event, Problem, request_models
 from urank.serve.server_settings import ServeConfig
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 THREAD_ROWS = 2_000
 """Number of candidates from which a request is ranked in a thread."""
+MAX_THREAD_TASKS = 8
+"""Number of such requests in the threads and waiting for them, above which they are refused."""
 MAX_SHADOW_TASKS = 64
 TICK_SECONDS = 1.0
 
@@ -72,14 +75,25 @@ class Metrics:
         self.shadow = Counter("urank_shadow_lists", "Lists ranked by the shadow model as well.", ["result"], **common)
         live: dict[str, Any] = {"multiprocess_mode": "livemostrecent", **common}
         self.model = Gauge("urank_model_info", "The models in use.", ["role", "version"], **live)
+        self.stale = Gauge(
+            "urank_model_stale",
+            "1 if the models in use are not those in their folders, which are broken or were not reloaded.",
+            multiprocess_mode="livemax",
+            **common,
+        )
+        self.queue_seconds = Histogram("urank_queue_seconds", "Time in the queue after the body arrived.", **timed)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus; with several workers their sum."""
-        registry = self.registry
-        if SHARED_FOLDER in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return bytes(generate_latest(registry))
+        return bytes(generate_latest(self))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current metrics, without models that are no longer in use."""
+        shared: Any = MultiProcessCollector(None) if SHARED_FOLDER in os.environ else self.registry  # type: ignore[no-untyped-call]
+        for metric in shared.collect():
+            if metric.name == "urank_model_info":
+                metric.samples = [sample for sample in metric.samples if sample.value]
+            yield metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +125,9 @@ class Service:
     def __init__(self, config: ServeConfig, *, compacts: bool = True) -> None:
         self.config, self.compacts = config, compacts
         self.metrics = Metrics()
-        self.context = self._context_of(load_models(config.sources))
+        active, stale = resume_models(config.sources)
+        self.context = self._context_of(active)
+        self.metrics.stale.set(stale)
         self._set_model_info(self.context.active, 1)
         self.samples = self._read_samples()
         if config.log is not None:
@@ -119,6 +135,7 @@ class Service:
         self._rng = np.random.default_rng(config.seed)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
         self._background = ThreadPoolExecutor(1, thread_name_prefix="urank background")
+        self._in_threads = 0
         self._writer: WalWriter | None = None
         self._log_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,11 +178,18 @@ class Service:
         if len(lists.items) < THREAD_ROWS:
             rankings, seconds = self._rank(context, lists)
         else:
-            loop = asyncio.get_running_loop()
-            rankings, seconds = await loop.run_in_executor(self._threads, self._rank, context, lists)
+            if self._in_threads >= MAX_THREAD_TASKS:
+                raise Problem(503, "the server is overloaded; nothing was done", headers={"Retry-After": "1"})
+            self._in_threads += 1
+            try:
+                loop = asyncio.get_running_loop()
+                rankings, seconds = await loop.run_in_executor(self._threads, self._rank, context, lists)
+            finally:
+                self._in_threads -= 1
         ids, log_seconds = await self._log_rankings(context, lists, rankings)
         self.metrics.model_seconds.observe(seconds)
         self.metrics.candidates.inc(len(lists.items))
+        REQUEST.get({})["candidates"] = len(lists.items)
         for each in rankings:
             explored = "yes" if each.policy != each.model.version else "no"
             self.metrics.lists.labels(each.arm or "", explored).inc()
@@ -198,8 +222,10 @@ class Service:
                 context = self._context_of(active)
             except UrankError as error:
                 self.metrics.reloads.labels("refused").inc()
+                self.metrics.stale.set(1)
                 logger.error("the models were not replaced: %s", error)
                 raise
+            self.metrics.stale.set(0)
             if [model.version for model in active.models] == [model.version for model in before.models]:
                 self.metrics.reloads.labels("unchanged").inc()
                 return False
