@@ -289,6 +289,13 @@ def table_frame(table: Any, name: str, kind: str) -> pl.DataFrame:
     return _arrow_frame(arrow, name)
 
 
+def in_type_of(table: Any, frame: pl.DataFrame) -> Any:
+    """Return a frame as the kind of table that another one is: pandas, PyArrow, or else Polars."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return frame.to_arrow()
+    return frame.to_pandas() if type(table).__module__.split(".")[0] == "pandas" else frame
+
+
 def _arrow_frame(table: pa.Table | pa.RecordBatch, name: str) -> pl.DataFrame:
     """Convert an Arrow table to Polars, decoding dictionaries."""
     duplicates = [column for column, count in Counter(table.schema.names).items() if count > 1]
