@@ -14,6 +14,12 @@ import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import (
+    check_get_params_invariance,
+    check_no_attributes_set_in_init,
+    check_parameters_default_constructible,
+)
 
 import urank
 from known_judges import QUICK_JUDGES as JUDGES
@@ -215,6 +221,56 @@ def test_policies_of(fitted: ModelFit) -> None:
     assert [policy.name for policy in policies_of(fitted.model, methods=("match",))] == ["match"]
 
 
+# Conventions of scikit-learn and of tables
+
+
+def test_parameters_are_read_changed_and_cloned() -> None:
+    first = urank.URank(ranker="none", seed=3)
+    assert first.get_params()["ranker"] == "none"
+    assert repr(first) == "URank(ranker='none', seed=3)"
+    copy = clone(first).set_params(seed=4)
+    assert (first.seed, copy.seed, copy.ranker) == (3, 4, "none")
+    with pytest.raises(ConfigError, match=r"clicks\.seed in URank"):
+        copy.set_params(seed=-1, ranker="trees")
+    with pytest.raises(ConfigError, match="'colour'"):
+        copy.set_params(colour="red")
+    assert copy.get_params() == first.get_params() | {"seed": 4}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_no_attributes_set_in_init,
+        check_parameters_default_constructible,
+        check_get_params_invariance,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_checks_of_scikit_learn_that_need_no_matrix(check: Any) -> None:
+    check("URank", urank.URank())
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "polars"])
+def test_a_table_is_answered_by_a_table_of_its_kind(tiny: Small, model: urank.URank, kind: str) -> None:
+    candidates = tiny.simulation.candidates.drop("table", strict=False)
+    table: Any = {"pandas": candidates.to_pandas, "arrow": candidates.to_arrow, "polars": candidates.clone}[kind]()
+    ranked = model.rank(table)
+    assert type(ranked) is type(table)
+    assert_frame_equal(pl.DataFrame(ranked), model.rank(candidates), check_dtypes=False)
+    np.testing.assert_array_equal(model.log_ctr(table), model.log_ctr(candidates))
+    np.testing.assert_array_equal(model.score(table), model.score(candidates))
+    positions = model.predict(table)
+    by_item = dict(zip(candidates["item_id"], positions, strict=True))
+    assert [by_item[item] for item in pl.DataFrame(ranked)["item_id"]] == pl.DataFrame(ranked)["position"].to_list()
+
+
+def test_tables_are_inspected_and_evaluated_as_they_are(tiny: Small, model: urank.URank) -> None:
+    log = pl.read_parquet(tiny.folder / "log.parquet").to_pandas()
+    assert urank.inspect(log).facts.rows == len(log)
+    evaluation = urank.evaluate(model, log, config=JUDGES)
+    assert "match" in [policy.name for policy in evaluation.policies]
+
+
 # Refusals
 
 
@@ -244,9 +300,9 @@ def test_what_is_not_fitted_is_refused(tiny: Small, tmp_path: Path) -> None:
         ({"seed": -1}, r"clicks\.seed in URank: input should be greater than or equal to 0; got -1"),
     ],
 )
-def test_unknown_settings_are_refused(tiny: Small, settings: dict[str, Any], sentence: str) -> None:
+def test_unknown_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
-        urank.URank(**settings).fit(tiny.dataset)
+        urank.URank(**settings)
     assert "\n" not in str(refused.value)
     with pytest.raises(TypeError, match="colour"):
         urank.URank(colour="red")  # type: ignore[call-arg]

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack, cast, get_args
 
 import numpy as np
-import polars as pl
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from threadpoolctl import threadpool_limits
 
 from urank import distributed
@@ -46,7 +46,7 @@ from urank.learning.training import History
 from urank.log.dataset import Dataset, is_prepared, sample_to_fit
 from urank.log.inspection import Inspection, inspect
 from urank.log.prepare import prepare
-from urank.log.reader import Log, read
+from urank.log.reader import Log, read, table_frame
 from urank.log.splits import SPLITS
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.model_io import load_model, save_model
@@ -68,6 +68,8 @@ from urank.storage import check_target, is_path, new_folder, remove_folder, to_p
 
 TRAIN_ROWS, HELD_OUT_ROWS = 100_000, 500_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
+
+_ROW_INDEX = "__urank_candidate"
 
 LEAST_QUERIES, CHOICE_ROWS = 20, 20_000
 """Validation queries that a comparison of methods needs, and impressions it uses, at most."""
@@ -142,13 +144,16 @@ class Run:
     reference: ReferenceValues | None  # known utilities; None without a comparison
 
 
-class URank:
+class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Learn from a click log the order that earns the most.
 
         log = urank.read("log.parquet")
         model = urank.URank().fit(log)
         model.rank(candidates)
-        print(urank.evaluate([model], log))
+        print(urank.evaluate(model, log))
+
+    Parameters can be read, changed and cloned as in scikit-learn. Tables are of Polars, pandas or PyArrow, and a result
+    that is a table is of the same kind.
 
     Args:
         ranker: What scores items: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`.
@@ -174,6 +179,32 @@ class URank:
     ) -> None:
         self.ranker, self.method, self.seed = ranker, method, seed
         self.clicks, self.scorer, self.trees, self.baseline = clicks, scorer, trees, baseline
+        self._settings()
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters, as in scikit-learn; invalid ones are refused, and nothing changes."""
+        before = self.get_params(deep=False)
+        try:
+            super().set_params(**params)
+            self._settings()
+        except (ValueError, ConfigError) as error:  # the former for unknown names
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
+        return self
+
+    def _settings(self) -> UrankConfig:
+        """Validate the parameters."""
+        settings = {
+            "ranker": self.ranker,
+            "method": self.method,
+            "clicks": {"seed": self.seed, **(self.clicks or {})},
+            "scorer": {"seed": self.seed, **(self.scorer or {})},
+            "trees": dict(self.trees or {}),
+            "baseline": dict(self.baseline or {}),
+            "svm": {"seed": self.seed},
+        }
+        return validate(UrankConfig, settings, "URank")
 
     def fit(
         self,
@@ -187,30 +218,30 @@ class URank:
 
         `keep` is as in `urank.prepare`.
         """
-        settings = {
-            "ranker": self.ranker,
-            "method": self.method,
-            "clicks": {"seed": self.seed, **(self.clicks or {})},
-            "scorer": {"seed": self.seed, **(self.scorer or {})},
-            "trees": dict(self.trees or {}),
-            "baseline": dict(self.baseline or {}),
-            "svm": {"seed": self.seed},
-        }
-        self.config_ = validate(UrankConfig, settings, "URank")
+        self.config_ = self._settings()
         with prepared(log, keep=keep, memory=memory, report=report) as dataset:
             self.fit_ = fit_model(dataset, self.config_, report=report)
         self.model_ = self.fit_.model
         return self
 
-    def rank(self, candidates: Any, **options: Any) -> pl.DataFrame:
+    def rank(self, candidates: Any, **options: Any) -> Any:
         """Rank candidates; options (`method`, `top`, `guard`, …) as in `RankingModel.rank`."""
         return self._fitted().rank(candidates, **options)
 
-    def score(self, candidates: pl.DataFrame, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
+    def predict(self, candidates: Any, **options: Any) -> NDArray[np.int64]:
+        """Return the position of each candidate `[rows]`, 1 for the best of its list; options as in `rank`."""
+        frame = table_frame(candidates, "the candidates", "candidates").with_row_index(_ROW_INDEX)
+        columns = dict(options.pop("columns", None) or {}) | {"item_id": _ROW_INDEX}
+        ranked = self._fitted().rank(frame, columns=columns, **options)
+        positions = np.zeros(frame.height, dtype=np.int64)
+        positions[ranked["item_id"].to_numpy().astype(np.int64)] = ranked["position"].to_numpy()
+        return positions
+
+    def score(self, candidates: Any, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Score each candidate; pass whole lists, with ids as in `rank`."""
         return self._fitted().score(candidates, value)
 
-    def log_ctr(self, candidates: pl.DataFrame) -> NDArray[np.float32]:
+    def log_ctr(self, candidates: Any) -> NDArray[np.float32]:
         """Return log P(click | candidate, position), `[rows, K]`; pass whole lists, with ids as in `rank`."""
         return self._fitted().log_ctr(candidates)
 
@@ -562,7 +593,7 @@ def limit_threads() -> None:
 
 
 def evaluate(
-    models: Sequence[AnyModel],
+    models: AnyModel | Sequence[AnyModel],
     log: AnyLog,
     *,
     split: str = "test",
@@ -576,7 +607,7 @@ def evaluate(
     """Estimate the utility of models from a log, with intervals, beside the logged order and a random one.
 
     Args:
-        models: Fitted models, folders of models, or policies.
+        models: A fitted model, the folder of one, or a policy; or several of these.
         log: A `Log` of `urank.read`, a path, a prepared folder, or a table.
         split: Split to evaluate on: `test`, which no training has used, or `all` for a log that is new to the models.
         estimator: `auto` is `refit`; see `urank.evaluation.refit` and `urank.evaluation.estimators`.
@@ -586,6 +617,7 @@ def evaluate(
         memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
         report: Progress callback.
     """
+    models = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
     splits, found = _splits(split), [_ranking_model(model) for model in models]
     policies = [*named_policies(models, found), Random()]
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}

@@ -482,7 +482,7 @@ def test_hotel_log_tells_what_a_person_should_know(hotel: Inspection) -> None:
     told = " / ".join(verdict.warnings)
     assert "every list has a click" in told
     assert "positions 5, 11, 17, 23, 38–39 were shown rarely" in told
-    assert "gross_bookings_usd, booking_bool: known only after a click" in told
+    assert "gross_bookings_usd: known only after a click" in told
     assert "price_usd: the largest value" in told
     assert facts.confounding_by_policy["0"].share > 5 * facts.confounding_by_policy["1"].share
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -308,3 +309,40 @@ def test_long_texts_count_in_the_size_of_a_row() -> None:
     short, long = (urank.read(LOG.with_columns(brand=pl.lit("x" * n))) for n in (1, 5000))
     assert short.row_bytes < 300
     assert 5000 < long.row_bytes < 6000
+
+
+LINES = ("query_id", "position", "click", "price")
+
+
+def csv_of(path: Path, separator: str, price: Sequence[str], *, encoding: str = "utf-8") -> Path:
+    rows = [("q1", "1", "0", price[0]), ("q1", "2", "1", price[1])]
+    path.write_text("\n".join(separator.join(row) for row in (LINES, *rows)) + "\n", encoding=encoding)
+    return path
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_found(tmp_path: Path, separator: str) -> None:
+    log = urank.read(csv_of(tmp_path / "log.csv", separator, ["9.5", "3.25"]))
+    assert log.frame()["price"].to_list() == [9.5, 3.25]
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_decimal_commas_between_semicolons(tmp_path: Path, name: str) -> None:
+    path = csv_of(tmp_path / "plain.csv", ";", ["9,5", "-3,25"])
+    if name.endswith(".gz"):
+        packed = tmp_path / name
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        path = packed
+    assert urank.read(path).frame()["price"].to_list() == [9.5, -3.25]
+
+
+def test_utf_16_is_told_with_the_remedy(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "log.csv", ",", ["9.5", "3.25"], encoding="utf-16")
+    with pytest.raises(DataError, match="is UTF-16 text; convert it to UTF-8: iconv"):
+        urank.read(path)
+
+
+def test_ids_under_a_usual_name_are_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("srch_id,position,click\n0017,1,0\n0017,2,1\n")
+    assert urank.read(path).frame()["query_id"].to_list() == ["0017", "0017"]

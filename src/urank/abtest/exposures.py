@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from urank.errors import ConfigError, DataError
-from urank.log.columns import ROW, RowName, check_mapping, check_types, missing_column, role_expr
+from urank.log.columns import ROW, RowName, check_mapping, check_types, missing_columns, role_expr
 from urank.log.reader import PARQUET, TableFile, add_partitions, find_files, open_file, table_frame
 from urank.log.splits import stable_hash
 from urank.progress import Report, silent
@@ -350,9 +350,9 @@ class _ExposureReader:
         free = set(dtypes) - set(self._mapping.values())
         known = [role for role in EXPOSURE_ROLES if role in self._mapping or role in free]
         roles = {role: self._mapping.get(role, role) for role in known}
-        for role in ("user_id", "arm", "click") if self._arms else ("user_id", "click"):
-            if role not in roles:
-                raise missing_column(role, dtypes, name)
+        needed = ("user_id", "arm", "click") if self._arms else ("user_id", "click")
+        if absent := [role for role in needed if role not in roles]:
+            raise missing_columns(absent, dtypes, name)
         if not self._arms:
             roles.pop("arm", None)
         if "day" in roles:

@@ -242,20 +242,35 @@ class LogOptions:
         typer.Option(metavar="NAME", help="Numeric column that contains ids or codes. May be repeated."),
     ] = None
     drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Column to leave out. May be repeated.")] = None
+    first_position: Annotated[
+        int, typer.Option(min=0, max=1, help="Number of the top position in the log.", metavar="0|1")
+    ] = 1
+    binarise: Annotated[
+        bool, typer.Option("--binarise", help="Take counts of clicks above 0, and yes or true, for one click.")
+    ] = False
 
     def open(self, source: str) -> Log:
-        """Open a raw log."""
+        """Open a raw log, and say on standard error which columns were recognised by their names."""
         from urank.log.reader import read  # Polars is slow to load
 
-        columns = role_columns(self.column, _COLUMN)
-        return read(source, columns=columns, categorical=self.categorical or (), drop=self.drop or ())
+        log = read(
+            source,
+            columns=role_columns(self.column, _COLUMN),
+            categorical=self.categorical or (),
+            drop=self.drop or (),
+            first_position=self.first_position,
+            binarise=self.binarise,
+        )
+        if log.schema.guesses:
+            Console(stderr=True).print(log.schema.guesses, highlight=False, soft_wrap=True)
+        return log
 
     def source(self, log: str, keep: Sequence[str] | None = None) -> Log | str:
         """Open a raw log; return the path of a prepared one, whose columns are already chosen."""
         if not is_prepared(log):
             return self.open(log)
-        if self.column or self.categorical or self.drop:
-            raise ConfigError(f"{log} is prepared already: --column, --categorical and --drop belong to urank prepare")
+        if self != LogOptions():
+            raise ConfigError(f"{log} is prepared already: options about its columns belong to urank prepare")
         if keep:
             raise ConfigError(f"{log} is prepared already: --keep belongs to urank prepare")
         return log

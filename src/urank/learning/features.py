@@ -258,7 +258,9 @@ def fit_featurizer(dataset: Dataset, *, min_count: int = 5, within_list: WithinL
         if dataset.rows(split) == 0:
             raise DataError(f"{dataset.folder} has no {split} queries; prepare it with other shares (--valid, --test)")
     if not dataset.features:
-        raise DataError(f"{dataset.folder} has no features to distinguish items by; prepare a log with feature columns")
+        raise DataError(
+            "the log has no features to tell items apart by; add columns that describe the items, as a price"
+        )
     blocks = own_blocks(dataset, "train", dataset.features)
     sample = first_blocks(dataset, "train", dataset.numeric, SAMPLE_ROWS)
     names: dict[str, Sequence[str]] = {"numeric": dataset.numeric, "categorical": dataset.categorical}

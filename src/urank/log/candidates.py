@@ -30,9 +30,10 @@ from urank.log.columns import (
     check_types,
     entry_type,
     explode_lists,
+    guessed_roles,
     join_names,
     list_columns,
-    missing_column,
+    missing_columns,
 )
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.log.reader import Rows, TableFile, TableSource, add_partitions, find_files, open_file, open_table
@@ -108,12 +109,13 @@ def candidate_schema(
     """Find the columns of the roles and of a model's features in a source; `name` is its name in errors."""
     mapping = dict(columns or {})
     check_mapping(mapping, CANDIDATE_ROLES, dtypes, name, "candidates")
+    guesses = guessed_roles(dtypes, mapping, {*numeric, *categorical})
+    mapping |= {role: column for role, column in guesses.items() if role in (*IDS, *required)}
     free = set(dtypes) - {column for role, column in mapping.items() if role != "category"}
     read = (*IDS, "value", *(["position"] if "position" in required else []))
     roles = {role: mapping.get(role, role) for role in read if role in mapping or role in free}
-    for role in required:
-        if role not in roles:
-            raise missing_column(role, dtypes, name)
+    if absent := [role for role in required if role not in roles]:
+        raise missing_columns(absent, dtypes, name)
     check_types(roles, {column: entry_type(dtype) for column, dtype in dtypes.items()}, name)
     sizes = Counter(found[1] for found in map(_ELEMENT.fullmatch, numeric) if found)
     features = [_numeric_feature(feature, dtypes, name, sizes) for feature in numeric]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Literal
 
 import polars as pl
@@ -37,6 +38,19 @@ ROLES: Mapping[str, str] = {
     "conversion": "1 if the click led to the desired outcome, such as a download or an order",
 }
 REQUIRED = ("query_id", "position", "click")
+USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "query_id": ("srch_id", "search_id", "qid", "request_id"),
+    "session_id": (),
+    "item_id": ("prop_id", "doc_id", "product_id"),
+    "position": ("rank", "pos", "display_position", "slot"),
+    "click": ("click_bool", "clicked", "is_click", "is_clicked"),
+    "conversion": ("booking_bool", "converted", "is_conversion", "purchased"),
+    "user_id": (),
+}
+"""Names that, besides its own and in any case, can only mean a role. A column is taken by such a name if it is the only
+one and the role is neither assigned nor played by a column of its own name."""
+YES, NO = ("yes", "y", "true", "t"), ("no", "n", "false", "f")
+"""Texts that `binarise` takes for 1 and 0."""
 TEXT_ROLES = ("query_id", "session_id", "item_id", "policy", "category", "user_id", "arm")
 MAX_POSITION = 10_000
 
@@ -88,10 +102,19 @@ class RowName:
 
 @dataclass(frozen=True)
 class LogSchema:
-    """The column of each role, and the features."""
+    """The column of each role, the features, and how numbers are read.
+
+    Attributes:
+        guessed: Roles that were assigned by `USUAL_NAMES`.
+        first_position: The number of the top position in the source.
+        binarise: Whether clicks and conversions may be counts or words, of which any but 0 and no become 1.
+    """
 
     roles: Mapping[str, str]
     features: tuple[Feature, ...]
+    guessed: tuple[str, ...] = ()
+    first_position: int = 1
+    binarise: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -109,7 +132,15 @@ class LogSchema:
 
     def without(self, names: Collection[str]) -> LogSchema:
         """Return the schema without some of the features."""
-        return LogSchema(self.roles, tuple(feature for feature in self.features if feature.name not in names))
+        return replace(self, features=tuple(feature for feature in self.features if feature.name not in names))
+
+    @property
+    def guesses(self) -> str:
+        """The guessed roles in words, with the remedy if one is wrong; empty without any."""
+        if not self.guessed:
+            return ""
+        said = ", ".join(f"{self.roles[role]} as {role}" for role in self.guessed)
+        return f"reading {said}; say -c ROLE=COLUMN if that is wrong"
 
     @classmethod
     def infer(
@@ -120,10 +151,14 @@ class LogSchema:
         columns: Mapping[str, str] | None = None,
         categorical: Collection[str] = (),
         drop: Collection[str] = (),
+        first_position: int = 1,
+        binarise: bool = False,
     ) -> LogSchema:
         """Assign a role or a feature kind to each column of a source; `columns` and the rest are as in `read`."""
         mapping = dict(columns or {})
         check_mapping(mapping, ROLES, dtypes, name, "a log")
+        guesses = guessed_roles(dtypes, mapping, {*categorical, *drop})
+        mapping |= guesses
         for column in [*categorical, *drop]:
             if column not in dtypes:
                 raise DataError(f"{name} has no column '{column}'; it has {join_names(dtypes)}")
@@ -147,7 +182,7 @@ class LogSchema:
         duplicates = [feature for feature, count in Counter(each.name for each in features).items() if count > 1]
         if duplicates:
             raise DataError(f"two columns of {name} would make the feature '{duplicates[0]}'; rename one or --drop it")
-        return cls(roles, tuple(features))
+        return cls(roles, tuple(features), tuple(guesses), first_position, binarise)
 
     def canonical(self, frame: pl.DataFrame, where: RowName) -> pl.DataFrame:
         """Validate a batch and convert it to canonical names and types; the column `ROW` is kept.
@@ -180,6 +215,16 @@ class LogSchema:
         """Select the roles and features of a batch under their names, and `ROW`."""
         dtypes = frame.schema  # the property builds a new object on each access
         exprs = [role_expr(role, dtypes[column], column) for role, column in self.roles.items()]
+        if self.binarise:
+            exprs = [
+                _binary(role, dtypes[self.roles[role]], expr) for role, expr in zip(self.roles, exprs, strict=True)
+            ]
+        if self.first_position != 1:
+            shift, moved = 1 - self.first_position, ("position", "ranked_position")
+            exprs = [
+                expr + shift if role in moved and expr is not None else expr
+                for role, expr in zip(self.roles, exprs, strict=True)
+            ]
         exprs += [
             feature_expr(each.name, each.column, each.place, dtypes[each.column], categorical=each.kind != "numeric")
             for each in self.features
@@ -191,7 +236,7 @@ class LogSchema:
         rules: list[tuple[str, str, pl.Expr]] = []
         for role in self.roles:
             if role not in TEXT_ROLES:
-                requirement, broken = _role_rule(role)
+                requirement, broken = _role_rule(role, self.first_position)
                 rules.append((role, f"{role} must be {requirement}", broken))
             elif role not in _OPTIONAL_TEXT:
                 rules.append((role, f"{role} must not be missing", pl.col(role).is_null()))
@@ -206,17 +251,29 @@ class LogSchema:
             if column is None:
                 column, place = next((each.column, each.place) for each in self.features if each.name == name)
             got = raw[column][row] if place is None else raw[column][row][place]
-            shown = "nothing" if got is None or got != got else repr(got)
-            raise DataError(f"{message}; got {shown} at {where(result[ROW][row])}")
+            missing = got is None or got != got
+            shown = "nothing" if missing else repr(got)
+            told = f"{message}; got {shown} at {where(result[ROW][row])}"
+            raise DataError(told + self._remedy(name, None if missing else str(got).strip()))
+
+    def _remedy(self, role: str, got: str | None) -> str:
+        """Return how to mend a value that breaks the rule of a role, where that is known; None is a missing value."""
+        if role in ("position", "ranked_position") and self.first_position == 1 and got in ("0", "0.0"):
+            return "; if positions count from 0, say --first-position 0"
+        if role not in ("click", "conversion"):
+            return ""
+        if got is None:
+            return "; write 0 where nothing was clicked, or leave the row out if it was not recorded"
+        countable = got.lower() in (*YES, *NO) or re.fullmatch(r"\d+(\.0*)?", got)
+        return "; for counts, or yes and no, say --binarise" if countable and not self.binarise else ""
 
 
 def _check_roles(
     roles: Mapping[str, str], mapping: Mapping[str, str], dtypes: Collection[str], drop: Collection[str], name: str
 ) -> None:
     """Refuse a log without a column for a required role, or with two columns for one role."""
-    for role in REQUIRED:
-        if role in roles:
-            continue
+    absent = [role for role in REQUIRED if role not in roles]
+    for role in absent:
         other = next((other for other, column in mapping.items() if column == role), None)
         if role in drop:
             raise ConfigError(f"{name} needs its column '{role}', which --drop leaves out")
@@ -225,7 +282,8 @@ def _check_roles(
                 f"column '{role}' of {name} is mapped to {other}, so nothing plays {role}; "
                 f"name the column that does with --column {role}=NAME"
             )
-        raise missing_column(role, dtypes, name)
+    if absent:
+        raise missing_columns(absent, dtypes, name)
     claimed = set(mapping.values()) | set(drop)
     for role, column in mapping.items():
         if role in dtypes and column != role and role not in claimed:
@@ -302,12 +360,43 @@ def check_types(roles: Mapping[str, str], types: Mapping[str, Type], name: str) 
             raise DataError(f"column '{column}' of {name} is of type {dtype}, which cannot play the role {role}")
 
 
-def missing_column(role: str, dtypes: Collection[str], name: str) -> DataError:
-    """Return the error for a source without a column for a role."""
-    return DataError(
-        f"{name} has no column '{role}'; name the one that plays this role with "
-        f"--column {role}=NAME (it has {join_names(dtypes)})"
-    )
+def missing_columns(roles: Sequence[str], dtypes: Collection[str], name: str) -> DataError:
+    """Return the error for a source without a column for some roles, with the options that name them.
+
+    Where a name is close to that of a role, it is in the options.
+
+    >>> print(missing_columns(["position", "click"], ["n_clicks", "place"], "log.csv"))
+    log.csv has no column 'position' or 'click'; name them: -c position=NAME -c click=n_clicks (it has n_clicks, place)
+    """
+    options = []
+    for role in roles:
+        usual = [role, *USUAL_NAMES.get(role, ())]
+        like = [c for c in dtypes if any(word in c.lower() for word in usual)]
+        close = like or get_close_matches(role, list(dtypes), n=1, cutoff=0.75)
+        options.append(f"-c {role}={close[0] if close else 'NAME'}")
+    which = " or ".join(f"'{role}'" for role in roles)
+    them = "them" if len(roles) > 1 else "the one that plays this role"
+    return DataError(f"{name} has no column {which}; name {them}: {' '.join(options)} (it has {join_names(dtypes)})")
+
+
+def guessed_roles(dtypes: Collection[str], mapping: Mapping[str, str], other: Collection[str]) -> dict[str, str]:
+    """Return role -> column for roles whose column is unmistakable by its name; see `USUAL_NAMES`.
+
+    `mapping` are the roles that are assigned already, `other` columns that cannot play one.
+
+    >>> guessed_roles(["SRCH_ID", "position", "click_bool", "price"], {}, [])
+    {'query_id': 'SRCH_ID', 'click': 'click_bool'}
+    """
+    taken = {*mapping.values(), *other}
+    found = {}
+    for role, names in USUAL_NAMES.items():
+        if role in mapping or role in set(dtypes) - taken:
+            continue
+        known = {role, role.replace("_", ""), *names}
+        columns = [column for column in dtypes if column.lower() in known and column not in taken]
+        if len(columns) == 1:
+            found[role] = columns[0]
+    return found
 
 
 def join_names(names: Collection[str], most: int = 12) -> str:
@@ -355,13 +444,24 @@ def infinite(name: str) -> pl.Expr:
     return (pl.col(name).abs() > _FLOAT32_MAX) & pl.col(name).is_not_nan()
 
 
-def _role_rule(role: str) -> tuple[str, pl.Expr]:
+def _binary(role: str, dtype: pl.DataType, expr: pl.Expr | None) -> pl.Expr | None:
+    """Return the expression of a role with counts, yes and no as 1 and 0, if it is a click or a conversion."""
+    if role not in ("click", "conversion") or expr is None:
+        return expr
+    numbers = pl.when(expr > 0).then(1.0).otherwise(expr)
+    if dtype not in _TEXT_TYPES:
+        return numbers.alias(role)
+    text = pl.col(expr.meta.root_names()[0]).cast(pl.String).str.strip_chars().str.to_lowercase()
+    return pl.when(text.is_in(YES)).then(1.0).when(text.is_in(NO)).then(0.0).otherwise(numbers).alias(role)
+
+
+def _role_rule(role: str, first: int = 1) -> tuple[str, pl.Expr]:
     """Return the requirement of a numeric role in words, and an expression that is true where it is broken."""
     x = pl.col(role)
     missing = x.is_null() | (x.is_nan() if role != "timestamp" else False)
     match role:
         case "position" | "ranked_position":
-            rule = f"a whole number from 1 to {MAX_POSITION}"
+            rule = f"a whole number from {first} to {MAX_POSITION + first - 1}"
             return rule, missing | (x < 1) | (x != x.floor()) | (x > MAX_POSITION)
         case "click" | "conversion":
             return "0 or 1", missing | ~x.is_in([0.0, 1.0])

@@ -27,7 +27,7 @@ from urank.log.identifiability import (
     ranges,
 )
 from urank.log.ragged import offsets_of_runs
-from urank.log.reader import Log
+from urank.log.reader import Log, read
 from urank.log.splits import stable_hash
 from urank.progress import Report, prefetch, silent
 
@@ -132,16 +132,17 @@ class Inspection:
         return dict(payload)
 
 
-def inspect(log: Log, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
+def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
     """Inspect a log, in one pass and in bounded memory.
 
     Of a folder that was prepared with `positions`, only the shown items are inspected.
 
     Args:
-        log: The log, opened by `urank.read`.
+        log: The log, opened by `urank.read`, or what that reads: a path or a table.
         randomised: Values of `policy` whose lists were shown in random order.
         report: Progress callback.
     """
+    log = log if isinstance(log, Log) else read(log)
     if randomised and "policy" not in log.schema.roles:
         raise ConfigError(f"randomised needs a column that plays 'policy'; {log.name} has none")
     counters = _Counters(log.schema)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,8 +18,8 @@ import polars.selectors as cs
 import pyarrow as pa
 import pyarrow.csv
 
-from urank.errors import DataError
-from urank.log.columns import ROW, TEXT_ROLES, LogSchema, RowName, is_index
+from urank.errors import ConfigError, DataError
+from urank.log.columns import ROW, TEXT_ROLES, LogSchema, RowName, guessed_roles, is_index
 from urank.log.svmlight import is_letor
 from urank.storage import glob_files, is_path, is_remote, open_parquet, to_path
 
@@ -137,6 +139,8 @@ def read(
     columns: Mapping[str, str] | None = None,
     categorical: Collection[str] = (),
     drop: Collection[str] = (),
+    first_position: int = 1,
+    binarise: bool = False,
 ) -> Log:
     """Open a click log.
 
@@ -144,25 +148,43 @@ def read(
         source: A Parquet or CSV file (also gzipped), a folder of them (hive partitions become columns), a glob, a
             folder written by `urank prepare`, or a table of Polars, pandas or PyArrow. One row per impression, or one
             row per query with list columns.
-        columns: Role -> column, where the names differ, as in `{"position": "rank"}`.
+        columns: Role -> column, where the names differ, as in `{"position": "place"}`. Unmistakable names, such as
+            `rank` for the position, are found without (`log.schema.guesses` says which).
         categorical: Numeric columns to treat as categories.
         drop: Columns to leave out.
+        first_position: Number of the top position in the source, such as 0.
+        binarise: Take counts of clicks (and conversions) above 0, and yes or true, for 1.
 
-    >>> table = pl.DataFrame({"query_id": [1, 1], "rank": [1, 2], "click": [0, 1], "price": [9.5, 3.0]})
-    >>> log = read(table, columns={"position": "rank"})
-    >>> log.schema.named("numeric")
-    ['price']
+    >>> table = pl.DataFrame({"query_id": [1, 1], "place": [1, 2], "clicked": [0, 1], "price": [9.5, 3.0]})
+    >>> log = read(table, columns={"position": "place"})
+    >>> log.schema.named("numeric"), log.schema.guesses
+    (['price'], 'reading clicked as click; say -c ROLE=COLUMN if that is wrong')
     """
+    if first_position < 0:
+        raise ConfigError(f"first_position must be 0 or 1, or whatever number the top has; got {first_position}")
     text = {(columns or {}).get(role, role) for role in TEXT_ROLES} | set(categorical)
     sources: Sequence[TableSource]
     if is_path(source):
         name = str(source)
-        sources = add_partitions([open_file(path, text) for path in find_files(name)], name)
+        files = [open_file(path, text) for path in find_files(name)]
+        guesses = guessed_roles(files[0].dtypes, columns or {}, {*categorical, *drop})
+        if ids := {column for role, column in guesses.items() if role in TEXT_ROLES} - text:
+            text |= ids
+            files = [open_file(file.path, text) for file in files]
+        sources = add_partitions(files, name)
     else:
         name = "the table"
         sources = [open_table(source, name, "a log")]
     dtypes = _merge_dtypes(sources, {*text, *drop})
-    schema = LogSchema.infer(dtypes, sources[0].name, columns=columns, categorical=categorical, drop=drop)
+    schema = LogSchema.infer(
+        dtypes,
+        sources[0].name,
+        columns=columns,
+        categorical=categorical,
+        drop=drop,
+        first_position=first_position,
+        binarise=binarise,
+    )
     floats = tuple(column for column in schema.columns if dtypes[column].is_float() and column not in text)
     return Log(name, schema, tuple(sources), floats)
 
@@ -210,7 +232,7 @@ def find_files(source: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not any(wildcard in source for wildcard in "*?["):
-        raise DataError(f"{source} does not exist")
+        raise DataError(f"{source} does not exist; give a Parquet or CSV file, a folder of them, or a glob in quotes")
     found = glob_files(path)
     if not found:
         raise DataError(f"no file matches {source}")
@@ -267,6 +289,13 @@ def table_frame(table: Any, name: str, kind: str) -> pl.DataFrame:
     return _arrow_frame(arrow, name)
 
 
+def in_type_of(table: Any, frame: pl.DataFrame) -> Any:
+    """Return a frame as the kind of table that another one is: pandas, PyArrow, or else Polars."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return frame.to_arrow()
+    return frame.to_pandas() if type(table).__module__.split(".")[0] == "pandas" else frame
+
+
 def _arrow_frame(table: pa.Table | pa.RecordBatch, name: str) -> pl.DataFrame:
     """Convert an Arrow table to Polars, decoding dictionaries."""
     duplicates = [column for column, count in Counter(table.schema.names).items() if count > 1]
@@ -306,27 +335,32 @@ def _parquet_file(path: Path) -> TableFile:
 
 
 def _csv_file(path: Path, text: Collection[str] = ()) -> TableFile:
-    """Open a CSV file with a header, comma separated (tabs in a .tsv), also gzipped; an empty field is missing.
+    """Open a CSV file with a header, also gzipped; an empty field is missing.
 
-    Types are inferred from the whole file, so that a late first number, or a late first text, is not missed. The
+    Fields are separated by commas, by semicolons (then numbers may have decimal commas), or in a .tsv by tabs. Types
+    are inferred from the whole file, so that a late first number, or a late first text, is not missed. The
     columns `text`, such as ids, are read as written: 00017 stays 00017.
     """
-    separator = "\t" if ".tsv" in path.name else ","
     try:
         size = path.stat().st_size
-        scan = pl.scan_csv(path, separator=separator, infer_schema_length=None, glob=False)
+        separator = _separator(path)
+        comma = separator == ";" and _has_decimal_commas(path)
+        scan = pl.scan_csv(path, separator=separator, decimal_comma=comma, infer_schema_length=None, glob=False)
         inferred = dict(scan.collect_schema())
         _check_header(path, list(inferred))
         dtypes = {name: pl.String() if name in text else dtype for name, dtype in inferred.items()}
         unsure = [name for name, dtype in dtypes.items() if dtype == pl.String and name not in text and name]
         retyped = _numbers_with_gaps(scan, unsure)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, EOFError) as error:
         raise _unreadable(path, "CSV", error) from error
     types = {name: _arrow_type(dtype) for name, dtype in dtypes.items()}
 
     def rows_of(columns: Sequence[str], rows: int) -> Rows:
         missing: dict[str, Any] = {"null_values": [""], "strings_can_be_null": True}
-        convert = pa.csv.ConvertOptions(column_types=types, include_columns=list(columns), **missing)
+        point = "," if comma else "."
+        convert = pa.csv.ConvertOptions(
+            column_types=types, include_columns=list(columns), decimal_point=point, **missing
+        )
         parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         block = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
         done, step = 0, 0 if path.suffix == ".gz" else CSV_BLOCK_BYTES
@@ -342,6 +376,32 @@ def _csv_file(path: Path, text: Collection[str] = ()) -> TableFile:
             raise _unreadable(path, "CSV", error) from error
 
     return TableFile(name=str(path), dtypes=dtypes | retyped, size=size, read=rows_of, path=path)
+
+
+def _separator(path: Path) -> str:
+    """Return what separates the fields of a CSV file: by its name, or by what its header has most of."""
+    header = _first_lines(path, 1)
+    if ".tsv" in path.name:
+        return "\t"
+    return max(",;\t|", key=header.count) if "," not in header else ","
+
+
+def _has_decimal_commas(path: Path) -> bool:
+    """Return whether numbers with decimal commas, and none with points, are in the first lines of a file."""
+    fields = [field for line in _first_lines(path, 100).splitlines()[1:] for field in line.split(";")]
+    commas, points = (sum(bool(re.fullmatch(rf"-?\d+{mark}\d+", f.strip())) for f in fields) for mark in (",", r"\."))
+    return commas > points
+
+
+def _first_lines(path: Path, count: int) -> str:
+    """Read the first lines of a file as text, and refuse encodings other than UTF-8."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        start = file.read(4)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
+            raise DataError(f"{path} is UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 IN.csv > OUT.csv")
+        lines = (start + file.readline(2**20)).splitlines()[:1]
+        lines += [file.readline(2**20) for _ in range(count - 1)]
+    return b"\n".join(line.rstrip(b"\r\n") for line in lines).decode("utf-8", errors="replace")
 
 
 def _check_header(path: Path, names: list[str]) -> None:

@@ -23,6 +23,7 @@ from urank.errors import ConfigError, DataError
 from urank.learning.features import Inputs
 from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidates
 from urank.log.ragged import at_positions
+from urank.log.reader import in_type_of, table_frame
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.progress import prefetch
 from urank.ranking.baselines import WEIGHTED_BASELINES, Baseline, RankSvmConfig
@@ -76,7 +77,8 @@ class UrankConfig(Settings):
 
 # Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64
-Items: TypeAlias = Inputs | pl.DataFrame | pa.Table
+Items: TypeAlias = Inputs | pl.DataFrame | pa.Table | Any
+"""Encoded items, or a table of Polars, PyArrow or pandas."""
 AnyGuard = Guard | str | None
 T = TypeVar("T")
 R = TypeVar("R")
@@ -121,7 +123,7 @@ class RankingModel:
 
     def log_ctr(self, items: Items, offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Predict log P(click | item, position) `[rows, K]`; offsets as in `score`."""
-        return self.clicks.log_ctr(items, offsets)
+        return self.clicks.log_ctr(_as_items(items), offsets)
 
     def score(
         self, items: Items, value: Array | None = None, offsets: NDArray[np.int64] | None = None
@@ -135,6 +137,7 @@ class RankingModel:
         """
         if self.scorer is None:
             raise ConfigError("this model has no scorer, only a click model; use method match or ctr1")
+        items = _as_items(items)
         inputs = items if isinstance(items, Inputs) else self.clicks.featurizer.encode(items, offsets)
         value = _value_of(items) if value is None else value
         if value is None and self.scorer.takes_value:
@@ -162,7 +165,7 @@ class RankingModel:
         guard: AnyGuard = None,
         columns: Mapping[str, str] | None = None,
         memory: Memory = DEFAULT_MEMORY,
-    ) -> pl.DataFrame:
+    ) -> Any:
         """Rank candidates in a table of Polars, pandas or PyArrow, a row for each, or in Parquet or CSV files.
 
         Args:
@@ -176,12 +179,13 @@ class RankingModel:
             memory: working memory, besides the candidates and the result; a list that needs more is refused.
 
         Returns:
-            the ids, and for each candidate `position`, `score` (with a scorer), `click` (P(click) there; null without a
-            place) and `utility`, best first within each list.
+            a table of the same kind (Polars for files), best first within each list: the ids, and for each candidate
+            `position`, `score` (with a scorer), `click` (P(click) there; null without a place) and `utility`.
         """
         required = () if guard is None else ("position",)
         source = self.candidates(candidates, columns=columns, required=required, memory=memory)
-        return pl.concat([ranked for _, ranked in self.ranked(source, method=method, top=top, guard=guard)])
+        ranked = pl.concat([ranked for _, ranked in self.ranked(source, method=method, top=top, guard=guard)])
+        return in_type_of(candidates, ranked)
 
     def ranked(
         self, source: Candidates, *, method: Method | None = None, top: int | None = None, guard: AnyGuard = None
@@ -259,6 +263,12 @@ class RankingModel:
     def _check(self, method: str) -> None:
         if method not in self.methods:
             raise ConfigError(f"this model ranks by {', '.join(self.methods)}; got '{method}'")
+
+
+def _as_items(items: Items) -> Inputs | pl.DataFrame | pa.Table:
+    return (
+        items if isinstance(items, Inputs | pl.DataFrame | pa.Table) else table_frame(items, "the table", "candidates")
+    )
 
 
 def _value_of(items: Items) -> Array | None:
