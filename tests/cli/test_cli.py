@@ -133,11 +133,11 @@ def test_prepare_refuses_and_leaves_nothing(tmp_path: Path) -> None:
     assert "log.csv has no column 'query_id'" in refused(result)
     result = urank("prepare", "log.csv", "-o", "out", "-c", "query_id=q", "-c", "position=rank", cwd=tmp_path)
     expected = "Error: position must be a whole number from 1 to 10000; got 0 at row 3 of log.csv"
-    assert refused(result) == expected
+    assert refused(result) == f"{expected}; if positions count from 0, say --first-position 0"
     result = urank("prepare", "log.csv", "-o", "out", "-c", "query_id", cwd=tmp_path)
     assert "--column takes ROLE=NAME, as position=rank; got 'query_id'" in refused(result)
     result = urank("prepare", "absent.parquet", "-o", "out", cwd=tmp_path)
-    assert refused(result) == "Error: absent.parquet does not exist"
+    assert refused(result).startswith("Error: absent.parquet does not exist; give a Parquet or CSV file")
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
@@ -175,7 +175,7 @@ def test_an_output_that_knows_only_ascii(simulated: Path, tmp_path: Path) -> Non
     plain = json.loads(urank("inspect", tmp_path / "l.parquet", "--json", PYTHONIOENCODING="ascii").stdout)
     assert list(plain["by_policy"]) == ["ü"]
     refusal = urank("inspect", tmp_path / "ö.parquet", PYTHONIOENCODING="ascii")
-    assert refused(refusal).endswith("?.parquet does not exist")
+    assert "?.parquet does not exist; give a" in refused(refusal)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -112,7 +112,7 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
         (("MODEL", "LOG"), ("--split", "tset"), "split must be train, valid, test or all; got 'tset'"),
         (("MODEL", "LOG"), ("--estimator", "magic"), "estimator must be auto, refit or one of direct, ratio, "),
         (("MODEL", "LOG"), ("--truth", "nowhere"), "nowhere holds no truth"),
-        (("MODEL", "LOG"), ("--drop", "f1"), "LOG is prepared already: --column, --categorical and --drop belong to"),
+        (("MODEL", "LOG"), ("--drop", "f1"), "LOG is prepared already: options about its columns belong to"),
         (("LOG", "LOG"), (), "LOG is not a urank model: its manifest.json cannot be read"),
         (("nowhere", "LOG"), (), "nowhere is not a urank model: its manifest.json cannot be read"),
         (("MODEL", "MODEL", "LOG"), (), "policies must have distinct names; 'MODEL score' occurs twice"),

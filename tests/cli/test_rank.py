@@ -228,7 +228,7 @@ def test_other_forms_give_the_same(tmp_path: Path, model: RankingModel, urank: C
     assert urank("model", tmp_path / "c.csv", "-o", tmp_path / "csv.parquet").exit_code == 0
     in_text = expected.with_columns(pl.col("query_id", "item_id").cast(pl.String))
     assert_frame_equal(pl.read_parquet(tmp_path / "csv.parquet"), in_text, rel_tol=1e-5, abs_tol=1e-6)
-    assert_frame_equal(model.rank(candidates.to_arrow()), expected)
+    assert_frame_equal(pl.DataFrame(model.rank(candidates.to_arrow())), expected)
     assert_frame_equal(model.rank(renamed, columns={"query_id": "search", "value": "gain"}), expected)
 
 
@@ -251,7 +251,7 @@ def test_nothing_to_rank(tmp_path: Path, model: RankingModel, urank: Callable[..
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda c: c.drop("query_id"), "has no column 'query_id'; name the one that plays this role with --column"),
+        (lambda c: c.drop("query_id"), "has no column 'query_id'; name the one that plays this role: -c query_id=NAME"),
         (lambda c: c.drop("price"), "the model needs the feature 'price', which is not there: "),
         (lambda c: c.drop("emb"), "the model needs the feature 'emb[0]', which is not there: "),
         (lambda c: pl.concat([c, c[:1]]), "the candidates of a list must lie together; query "),
@@ -334,7 +334,7 @@ def test_guards_that_are_refused(tmp_path: Path, model: RankingModel, urank: Cal
     output = ("-o", tmp_path / "r.parquet", "--guard")
     for name, guard, sentence in (
         ("same", "shift:1", "a current position must occur once in a list; 1 comes again at row "),
-        ("none", "shift:1", "has no column 'position'; name the one that plays this role with --column position=NAME"),
+        ("none", "shift:1", "has no column 'position'; name the one that plays this role: -c position=NAME"),
         ("same", "shift:x", "a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5; got 'shift:x'"),
         ("same", "blend:3", "the level of a blend must be from 0 to 1; got 3"),
     ):
@@ -357,7 +357,9 @@ def test_outputs_that_are_refused(
     sentence = "there.parquet exists already; choose another name or pass --overwrite"
     assert refused(urank("model", "c.parquet", "-o", "there.parquet")) == sentence
     assert refused(urank("model", "c.parquet", "-o", "c.parquet", "--overwrite")).startswith("c.parquet holds the cand")
-    assert refused(urank("model", "absent.parquet", "-o", "a.parquet")) == "absent.parquet does not exist"
+    assert refused(urank("model", "absent.parquet", "-o", "a.parquet")).startswith(
+        "absent.parquet does not exist; give a "
+    )
     assert Path("there.parquet").read_text() == "precious"
     some_candidates().with_columns(price=float("inf")).write_parquet("bad.parquet")
     assert "got inf at row 1 of bad.parquet" in refused(

@@ -92,7 +92,7 @@ def test_types_that_are_refused(changes: dict[str, pl.DataType], sentence: str) 
         ({"numeric": ["size"]}, "needs the feature 'size', which is not there: the candidates has the columns query_"),
         ({"numeric": ["size[0]"]}, r"needs the feature 'size\[0\]', which is not there: the candidates has"),
         ({"categorical": ["colour"]}, "needs the feature 'colour', which is not there"),
-        ({"required": ("query_id", "session_id")}, "no column 'session_id'; name the one .* --column session_id=NAME"),
+        ({"required": ("query_id", "session_id")}, "no column 'session_id'; name the one .* -c session_id=NAME"),
         ({"columns": {"value": "sum"}}, r"has no column 'sum' \(asked for as value\); it has query_id"),
     ],
 )
@@ -114,7 +114,7 @@ def test_the_current_position_is_read_only_where_it_is_asked_for() -> None:
     asked: dict[str, Any] = {"required": ("query_id", "position")}
     assert schema_of(dtypes, **asked).roles["position"] == "position"
     assert schema_of(dtypes, columns={"position": "rank"}, **asked).roles["position"] == "rank"
-    with pytest.raises(DataError, match=r"the candidates has no column 'position'; name the one .* --column position="):
+    with pytest.raises(DataError, match=r"the candidates has no column 'position'; name the one .* -c position="):
         schema_of(**asked)
 
 
