@@ -3,6 +3,7 @@
     manifest.json             format, version, settings, and quality of the model
     features.json             names, scales and vocabularies of the features
     member-0.safetensors      weights of a click model, and member-0.txt for its trees in LightGBM's text format
+    conversion.safetensors    weights of the conversion rate, if the goal is conversions
     scorer.safetensors        weights of the scorer, or scorer.txt in LightGBM's text format
     judge-0.safetensors       weights of a network for evaluations
     clicks.onnx               the click model as one graph: raw numbers and text in, log_ctr[rows, K] out
@@ -26,6 +27,7 @@ from safetensors.torch import load, save_file
 
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.conversion import ConversionRate
 from urank.clicks.fitting import ClickConfig
 from urank.clicks.shrunk import ShrunkClicks, tree_model
 from urank.clicks.trees import GbdtClicks
@@ -61,6 +63,8 @@ def save_model(
         members = [_write_member(member, target, number) for number, member in enumerate(clicks.members)]
         scorer = _write_scorer(model.scorer, target) if model.scorer is not None else None
         judges = [_write_judge(judge, target, number) for number, judge in enumerate(model.judges)]
+        if clicks.conversion is not None:
+            _save_weights(clicks.conversion, target / "conversion.safetensors")
         _write_json(target / "features.json", clicks.featurizer.to_dict())
         if onnx:
             (target / "clicks.onnx").write_bytes(click_graph(clicks).SerializeToString())
@@ -96,7 +100,11 @@ def load_model(folder: str | Path) -> RankingModel:
         config = UrankConfig.model_validate(manifest["config"])
         positions = int(manifest["positions"])
         members = [_read_member(each, folder, featurizer, positions, config.clicks) for each in manifest["members"]]
-        clicks = ClickModel(featurizer, positions, tuple(members), Calibration.from_dict(manifest["calibration"]))
+        calibration, conversion = Calibration.from_dict(manifest["calibration"]), None
+        if config.goal == "conversions":
+            conversion = ConversionRate(featurizer)
+            conversion.load_state_dict(load(read_regular(folder / "conversion.safetensors")))
+        clicks = ClickModel(featurizer, positions, tuple(members), calibration, conversion)
         entry = manifest["scorer"]
         scorer = _read_scorer(entry, folder, featurizer, config.scorer) if entry is not None else None
         judges = tuple(_read_judge(each, folder, featurizer, positions) for each in manifest["judges"])

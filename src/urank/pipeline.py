@@ -31,6 +31,7 @@ from threadpoolctl import threadpool_limits
 
 from urank import distributed
 from urank.clicks.click_model import ClickModel
+from urank.clicks.conversion import fit_conversions
 from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
 from urank.config import to_jsonable, validate
@@ -43,7 +44,7 @@ from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, ev
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
-from urank.log.dataset import Dataset, is_prepared, sample_to_fit
+from urank.log.dataset import Dataset, conversions_as_clicks, is_prepared, sample_to_fit
 from urank.log.inspection import Inspection, inspect
 from urank.log.prepare import prepare
 from urank.log.reader import Log, read, table_frame
@@ -57,8 +58,8 @@ from urank.ranking.baselines import BASELINES, TREE_BASELINES, Baseline, fit_bas
 from urank.ranking.guard import GuardKind
 from urank.ranking.matching import Method
 from urank.ranking.policies import ModelPolicy, Policy, Random
-from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
-from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.ranking_model import Goal, RankingModel, Scorer, UrankConfig
+from urank.ranking.urank_network import fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
@@ -156,6 +157,7 @@ class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     that is a table is of the same kind.
 
     Args:
+        goal: What the order is to earn: `clicks`, or `conversions` of a log that has them.
         ranker: What scores items: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`.
         method: How items are ranked: `auto`, `score`, `match` or `ctr1`.
         clicks, scorer, trees, baseline: Any setting of `ClickConfig`, `RankerConfig`, `TreesConfig`, `BaselineConfig`.
@@ -169,6 +171,7 @@ class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def __init__(
         self,
         *,
+        goal: str = "clicks",
         ranker: str = "network",
         method: str = "auto",
         clicks: Mapping[str, Any] | None = None,
@@ -177,7 +180,7 @@ class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         baseline: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        self.ranker, self.method, self.seed = ranker, method, seed
+        self.goal, self.ranker, self.method, self.seed = goal, ranker, method, seed
         self.clicks, self.scorer, self.trees, self.baseline = clicks, scorer, trees, baseline
         self._settings()
 
@@ -196,6 +199,7 @@ class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _settings(self) -> UrankConfig:
         """Validate the parameters."""
         settings = {
+            "goal": self.goal,
             "ranker": self.ranker,
             "method": self.method,
             "clicks": {"seed": self.seed, **(self.clicks or {})},
@@ -242,7 +246,7 @@ class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return self._fitted().score(candidates, value)
 
     def log_ctr(self, candidates: Any) -> NDArray[np.float32]:
-        """Return log P(click | candidate, position), `[rows, K]`; pass whole lists, with ids as in `rank`."""
+        """Return log P(click | candidate, position), or that of the goal, `[rows, K]`; candidates as in `score`."""
         return self._fitted().log_ctr(candidates)
 
     def save(self, folder: str | Path, *, overwrite: bool = False, onnx: bool = True) -> None:
@@ -268,31 +272,40 @@ def fit_model(
     """
     asked = config.baseline.propensity
     saved = None if asked in get_args(PropensityMethod) else load_propensity(asked)  # fail fast: before training
+    outcomes = with_goal(dataset, config.goal)
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
+    table, conversion = clicks.model, None
+    if config.goal == "conversions":
+        rate, conversion = fit_conversions(dataset, table.featurizer)
+        table = replace(table, conversion=rate)
     scorer: Scorer | None = None
     history: History | None = None
+    checkpoint = _checkpoint(checkpoints, config)
     if config.ranker == "network":
-        checkpoint = _checkpoint(checkpoints, config.scorer)
-        scorer, history = fit_urank(dataset, clicks.model, config.scorer, checkpoint=checkpoint, report=report)
+        scorer, history = fit_urank(outcomes, table, config.scorer, checkpoint=checkpoint, report=report)
     elif config.ranker == "trees":
-        grow = partial(fit_trees, dataset, clicks.model, config.scorer, config.trees, report=report)
-        scorer, history = _grow_on_first(grow, clicks.model.featurizer)
+        grow = partial(fit_trees, outcomes, table, config.scorer, config.trees, report=report)
+        scorer, history = _grow_on_first(grow, table.featurizer)
     elif config.ranker != "none":
-        checkpoint = _checkpoint(checkpoints, config)
-        scorer, history = _fit_baseline(dataset, clicks.model.featurizer, config, saved, checkpoint, report)
+        scorer, history = _fit_baseline(dataset, outcomes, table.featurizer, config, saved, checkpoint, report)
     judges: tuple[ClickModel, ...] = ()
     if config.judges:
         judging = CrossfitConfig(seed=config.clicks.seed)
         with suppress(TooFewError):  # then evaluations train their own
-            judges = tuple(fit_judges(dataset, ("train",), judging, featurizer=clicks.model.featurizer, report=report))
+            judges = tuple(fit_judges(outcomes, ("train",), judging, featurizer=table.featurizer, report=report))
     baseline = config.ranker in BASELINES
     method: Method = config.method if config.method != "auto" else "score" if baseline else "match"
-    fit = ModelFit(RankingModel(clicks.model, scorer, method, judges), clicks, history, None, "asked for")
-    if config.method != "auto":
-        return fit
-    if baseline:
-        return replace(fit, why=f"{config.ranker} ranks by its scores")
-    return _with_best_method(fit, dataset, config, report)
+    fit = ModelFit(RankingModel(table, scorer, method, judges), clicks, history, None, "asked for")
+    if config.method == "auto" and baseline:
+        fit = replace(fit, why=f"{config.ranker} ranks by its scores")
+    elif config.method == "auto":
+        fit = _with_best_method(fit, outcomes, config, report)
+    return fit if conversion is None else replace(fit, why=f"{fit.why}; {conversion.sentence}")
+
+
+def with_goal(dataset: Dataset, goal: Goal) -> Dataset:
+    """Return a log whose clicks are what a goal counts; a ConfigError if it has no conversions."""
+    return conversions_as_clicks(dataset) if goal == "conversions" else dataset
 
 
 def best_method(choice: Evaluation, methods: Sequence[Method]) -> Method:
@@ -362,20 +375,24 @@ def _grow_on_first(grow: Callable[[], tuple[Any, History]], featurizer: Featuriz
 
 def _fit_baseline(
     dataset: Dataset,
+    outcomes: Dataset,
     featurizer: Featurizer,
     config: UrankConfig,
     propensity: Propensity | None,
     checkpoint: Path | None,
     report: Report,
 ) -> tuple[Scorer, History]:
-    """Fit a ranker of another paper with a saved propensity, or with one estimated by the configured method."""
+    """Fit a ranker of another paper with a saved propensity, or with one estimated by the configured method.
+
+    Examination is estimated from clicks, whatever the outcomes that the ranker learns from.
+    """
     if (method := {each: each for each in get_args(PropensityMethod)}.get(config.baseline.propensity)) is not None:
         with distributed.single_process():  # every worker alone, with the same result
             propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     fit = partial(
         fit_baseline,
         cast("Baseline", config.ranker),
-        dataset,
+        outcomes,
         featurizer,
         config=config.baseline,
         scorer=config.scorer,
@@ -388,8 +405,8 @@ def _fit_baseline(
     return _grow_on_first(fit, featurizer) if config.ranker in TREE_BASELINES else fit()
 
 
-def _checkpoint(folder: Path | None, config: RankerConfig | UrankConfig) -> Path | None:
-    """Name the scorer's checkpoint by its settings; `fit_clicks` checks that the folder fits the data."""
+def _checkpoint(folder: Path | None, config: UrankConfig) -> Path | None:
+    """Name the scorer's checkpoint by the settings; `fit_clicks` checks that the folder fits the data."""
     if folder is None:
         return None
     return folder / f"scorer-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}.safetensors"
@@ -601,6 +618,7 @@ def evaluate(
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
     randomised: str | None = None,
+    goal: Goal | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
 ) -> Evaluation:
@@ -614,6 +632,7 @@ def evaluate(
         floor: Lower bound of a logged click probability.
         config: Seed of the evaluation, and settings of its judges for a model without any.
         randomised: `"COLUMN=VALUE"` that marks lists in random order, which are also evaluated on their own.
+        goal: What is counted, `clicks` or `conversions`; by default the goal of the models.
         memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
         report: Progress callback.
     """
@@ -622,21 +641,31 @@ def evaluate(
     policies = [*named_policies(models, found), Random()]
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
     options["randomised"] = randomised
+    goal = goal_of(found) if goal is None else goal
     with prepared(log, policies=policies, memory=memory, report=report) as dataset:
-        options["judges"] = judges_for(found, dataset, splits)
-        return evaluate_policies(policies, dataset, splits=splits, **options)
+        options["judges"] = judges_for(found, dataset, splits, goal)
+        return evaluate_policies(policies, with_goal(dataset, goal), splits=splits, **options)
+
+
+def goal_of(models: Sequence[RankingModel | Policy]) -> Goal:
+    """Return the goal of models, or policies of models; clicks if none has one."""
+    known = [model.model if isinstance(model, ModelPolicy) else model for model in models]
+    goals: set[Goal] = {model.goal for model in known if isinstance(model, RankingModel)}
+    if len(goals) > 1:
+        raise ConfigError("the models have different goals, clicks and conversions; choose what to count with --goal")
+    return goals.pop() if goals else "clicks"
 
 
 def judges_for(
-    models: Sequence[RankingModel | Policy], dataset: Dataset, splits: Sequence[str]
+    models: Sequence[RankingModel | Policy], dataset: Dataset, splits: Sequence[str], goal: Goal = "clicks"
 ) -> tuple[ClickModel, ...]:
-    """Return the judges of the first model whose judges know all features and positions of a log.
+    """Return the judges of the first model whose judges know the goal, and all features and positions of a log.
 
     None if they may have been trained on the evaluated queries: those of the train split.
     """
     known = [model.model if isinstance(model, ModelPolicy) else model for model in models]
     for model in known if "train" not in splits else []:
-        if isinstance(model, RankingModel) and model.judges:
+        if isinstance(model, RankingModel) and model.judges and model.goal == goal:
             names = model.clicks.featurizer.names
             if model.clicks.positions == dataset.positions and set(names) <= set(dataset.features):
                 return model.judges
@@ -651,6 +680,7 @@ def guard_levels(
     levels: Sequence[float] | None = None,
     method: Method | None = None,
     split: str = "test",
+    goal: Goal | None = None,
     memory: Memory = DEFAULT_MEMORY,
     **options: Unpack[EvaluationOptions],
 ) -> GuardLevels:
@@ -661,14 +691,15 @@ def guard_levels(
         kind: `shift` limits how many places an item moves, `blend` averages ranks; see `Guard`.
         levels: Levels to evaluate besides the full order; by default shift 1, 2, 3, 5 or blend 0.25, 0.5, 0.75.
         method: score, match or ctr1; by default the model's own.
-        log, split, memory: As in `evaluate`.
+        log, split, goal, memory: As in `evaluate`.
         options: `floor`, `config` and `report` as in `evaluate`; `estimator` too, except those by propensities, which
             cannot evaluate a guard.
     """
     splits, policy, found = _splits(split), policy_to_guard(model, method), _ranking_model(model)
+    goal = goal_of([found]) if goal is None else goal
     with prepared(log, policies=[policy], memory=memory, report=options.get("report", silent)) as dataset:
-        options["judges"] = judges_for([found], dataset, splits)
-        return evaluate_guard(policy, dataset, kind=kind, levels=levels, splits=splits, **options)
+        options["judges"] = judges_for([found], dataset, splits, goal)
+        return evaluate_guard(policy, with_goal(dataset, goal), kind=kind, levels=levels, splits=splits, **options)
 
 
 def policies_to_evaluate(models: Sequence[AnyModel]) -> list[Policy]:

@@ -139,7 +139,7 @@ def test_a_halved_table_is_found_out() -> None:
     worst = min(found.cells, key=lambda cell: cell.p_value)
     assert worst.z > 4
     assert worst.observed > 1.5 * worst.predicted
-    sentence = f"at position {worst.position} it expects {worst.predicted:.2%} where {worst.observed:.2%} were clicked"
+    sentence = f"at position {worst.position} it expects {worst.predicted:.2%} where {worst.observed:.2%} were observed"
     assert sentence in found.warnings[0]
 
 

@@ -14,6 +14,7 @@ from urank.cli.options import (
     PLOTS,
     EngineOptions,
     Floor,
+    GoalOption,
     Html,
     LogOptions,
     MemoryOption,
@@ -21,6 +22,7 @@ from urank.cli.options import (
     PrintOptions,
     SplitName,
     Truth,
+    check_truth,
     command,
 )
 from urank.config import validate
@@ -29,7 +31,15 @@ from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
 from urank.memory import Memory
 from urank.model_manifest import read_manifest
-from urank.pipeline import evaluate, guard_levels, limit_threads, policies_to_evaluate, policy_to_guard, prepared
+from urank.pipeline import (
+    evaluate,
+    goal_of,
+    guard_levels,
+    limit_threads,
+    policies_to_evaluate,
+    policy_to_guard,
+    prepared,
+)
 from urank.report.evaluation_report import print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
@@ -61,6 +71,7 @@ def evaluate_command(
         ),
     ] = "auto",
     floor: Floor = 0.01,
+    goal: GoalOption = None,
     randomised: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +115,9 @@ def evaluate_command(
     if cluster is not None and not is_prepared(log):
         raise ConfigError(f"the engine ray evaluates on a prepared log; run urank prepare {log} first")
     policies = policies_to_evaluate(models)
+    options["goal"] = goal_of(policies) if goal is None else goal.value
+    if compare is not None:
+        check_truth(options["goal"])
     with printing.progress() as report, prepared(source, policies=policies, memory=limit, report=report) as dataset:
         if cluster is None:
             found = evaluate(models, dataset, report=report, **options)
@@ -166,6 +180,7 @@ def guard_command(
         ),
     ] = "auto",
     floor: Floor = 0.01,
+    goal: GoalOption = None,
     truth: Truth = None,
     html: Html = None,
     columns: LogOptions = LogOptions(),
@@ -193,6 +208,9 @@ def guard_command(
         known = read_truth(truth)
     policy = policy_to_guard(model, None if method is None else method.value)
     options: dict[str, Any] = {"kind": kind.value, "levels": wanted, "split": split, "estimator": estimator}
+    options["goal"] = goal_of([policy]) if goal is None else goal.value
+    if known is not None:
+        check_truth(options["goal"])
     with printing.progress() as report, prepared(source, policies=[policy], memory=limit, report=report) as dataset:
         found = guard_levels(policy, dataset, floor=floor, config=config, report=report, **options)
         document, reference = found.to_dict(), None

@@ -176,6 +176,13 @@ def _sentence(description: str | None) -> str:
     return text[0].upper() + text[1:] if text[0].isascii() else text
 
 
+class GoalName(StrEnum):
+    """What a ranking is to earn."""
+
+    clicks = "clicks"
+    conversions = "conversions"
+
+
 class MethodName(StrEnum):
     """How a list is ranked."""
 
@@ -230,6 +237,15 @@ Truth = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Output of `urank simulate` or `urank appstore`: show the truth as well."),
 ]
+GoalOption = Annotated[
+    GoalName | None, typer.Option(help="What is counted, times its value if there is one.", show_default="the model's")
+]
+
+
+def check_truth(goal: str) -> None:
+    """Refuse the truth of a simulation for a goal that it does not know."""
+    if goal != "clicks":
+        raise ConfigError(f"--truth knows the clicks of a simulation, not its {goal}; leave out --truth")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from urank.cli.options import (
     Overwrite,
     PrintOptions,
     Truth,
+    check_truth,
     command,
     left_out_notes,
     print_notes,
@@ -34,6 +35,7 @@ from urank.report.evaluation_report import print_evaluation
 from urank.storage import absolute
 
 _SETTINGS = {
+    "--goal": "goal",
     "--click-model": "clicks.families",
     "--ensemble": "clicks.ensemble",
     "--mix": "clicks.mix",
@@ -50,7 +52,7 @@ _SETTINGS = {
     "--device": ("clicks.training.device", "scorer.training.device"),
     "--seed": ("clicks.seed", "scorer.seed", "svm.seed"),
 }
-_RUN_SETTINGS = {flag: _SETTINGS[flag] for flag in ("--click-model", "--ensemble", "--ranker", "--seed")}
+_RUN_SETTINGS = {flag: _SETTINGS[flag] for flag in ("--goal", "--click-model", "--ensemble", "--ranker", "--seed")}
 
 
 @command(UrankConfig, _RUN_SETTINGS)
@@ -84,6 +86,7 @@ def run_command(
     if truth is not None:
         from urank.lab.truth import compare_evaluation, review_fit
 
+        check_truth(checked.goal)
         arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
     with printing.progress() as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)

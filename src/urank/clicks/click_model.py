@@ -1,4 +1,4 @@
-"""The click model: raw features in, the table log P(click | item, position) out."""
+"""The click model: raw features in, the table log P(click | item, position) out, or that of conversions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from urank.clicks.calibration import Calibration, calibrate
+from urank.clicks.conversion import ConversionRate
 from urank.clicks.families import Head, NetworkFamily
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
@@ -51,31 +52,37 @@ class NetworkClicks:
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """The calibrated mean of the members' tables, `[rows, K]` with K `positions`."""
+    """The calibrated mean of the members' tables, `[rows, K]` with K `positions`.
+
+    With a conversion rate, the table is that of conversions: P(click | item, k) · P(conversion | click, item).
+    """
 
     featurizer: Featurizer
     positions: int
     members: tuple[Member, ...]
     calibration: Calibration
+    conversion: ConversionRate | None = None
 
     @property
     def name(self) -> str:
         """The families and the number of members of each, such as `monotone ×3`."""
         families = [member.family for member in self.members]
         counts = {family: families.count(family) for family in dict.fromkeys(families)}
-        return " + ".join(family if n == 1 else f"{family} ×{n}" for family, n in counts.items())
+        name = " + ".join(family if n == 1 else f"{family} ×{n}" for family, n in counts.items())
+        return name if self.conversion is None else f"{name} · conversion"
 
     def log_ctr(
         self, inputs: Inputs | pl.DataFrame | pa.Table, offsets: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """Predict log P(click | item, k) `[rows, K]` of encoded inputs, or of a table of raw features.
+        """Predict log P(click | item, k) `[rows, K]`, or of conversions, for encoded inputs or a table of raw features.
 
         `offsets` are the bounds of the lists of a table; by default as in `Featurizer.encode`.
         """
         if not isinstance(inputs, Inputs):
             inputs = self.featurizer.encode(inputs, offsets)
         table = log_mean_exp([member.log_ctr(inputs) for member in self.members])
-        return calibrate(self.calibration, table).astype(np.float32)
+        table = calibrate(self.calibration, table).astype(np.float32)
+        return table if self.conversion is None else table + self.conversion.log_rate(inputs)[:, None]
 
 
 def log_mean_exp(tables: Sequence[NDArray[Any]]) -> NDArray[Any]:

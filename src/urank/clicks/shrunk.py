@@ -104,9 +104,7 @@ class ShrunkNetwork(nn.Module):
         self.embeddings = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in featurizer.cardinalities)
         raw, within = len(featurizer.numeric), len(featurizer.within)
         self.raw, self.compared = raw, raw + 2 * within
-        places = {feature.name: place for place, feature in enumerate(featurizer.numeric)}
-        of_query = [place for name, place in places.items() if name not in featurizer.within] if within else []
-        self.list_columns = [*of_query, *range(self.compared, len(featurizer.inputs))]
+        self.list_columns = featurizer.list_columns
         others = self.features.width - len(featurizer.inputs) + sum(map(embedding_width, featurizer.cardinalities))
         widths = [raw + others] + ([self.compared + others] if within else [])
         self.networks = nn.ModuleList(_two_outputs(width, hidden, dropout) for width in widths)
@@ -220,13 +218,14 @@ class Evidence:
         'relevance differs by item: yes; attention differs by list: yes; by item: weakly (a quarter of it is kept)'
         """
         shares = {0.0: "none", 0.25: "a quarter", 0.5: "half", 0.75: "three quarters", 1.0: "all"}
-        items = f"{_in_words(self.items)} ({shares[self.alpha]} of it is kept)"
-        lists = _in_words(self.lists)
-        relevance = _in_words(self.relevance)
+        items = f"{in_words(self.items)} ({shares[self.alpha]} of it is kept)"
+        lists = in_words(self.lists)
+        relevance = in_words(self.relevance)
         return f"relevance differs by item: {relevance}; attention differs by list: {lists}; by item: {items}"
 
 
-def _in_words(score: float) -> str:
+def in_words(score: float) -> str:
+    """Return what a standard score is evidence of."""
     return "yes" if score > 2 else "weakly" if score > 0.5 else "no sign of it"
 
 
@@ -306,19 +305,19 @@ def _finish(
 
     size = TREES[0]
     trees, weights, losses = grown(size)
-    if _score(losses, grown(size // 2)[2]) > TREES_TOLERANCE:
+    if standard_score(losses, grown(size // 2)[2]) > TREES_TOLERANCE:
         for count in TREES[1:]:
             found = grown(count)
-            if _score(found[2], losses) <= TREES_TOLERANCE:
+            if standard_score(found[2], losses) <= TREES_TOLERANCE:
                 break
             size, (trees, weights, losses) = count, found
     stacks = {alpha: held_out.stacked(alpha, trees, weights) for alpha in ALPHAS}
-    items = _score(stacks[ALPHAS[1]][1], stacks[0.0][1])
+    items = standard_score(stacks[ALPHAS[1]][1], stacks[0.0][1])
     alpha = choose_alpha({alpha: stack[1] for alpha, stack in stacks.items()})
     weights, by_list = stacks[alpha][0], stacks[0.0][1]
     shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
     flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
-    scores = {"relevance": _score(shared, flat), "lists": _score(by_list, shared), "items": items}
+    scores = {"relevance": standard_score(shared, flat), "lists": standard_score(by_list, shared), "items": items}
     if len(rows.lengths) <= REFIT_LISTS:
         booster = _new_booster(_joined([rows, _tree_rows(valid, network)]), featurizer, seed)
         for _ in range(size):
@@ -345,7 +344,7 @@ def choose_alpha(losses: Mapping[float, NDArray[np.float64]]) -> float:
         return first
     best = min(more, key=lambda alpha: float(losses[alpha].sum()))
     limit = ALPHA_EFFECT * math.sqrt(len(losses[best]))
-    return next(alpha for alpha in more if alpha == best or _score(losses[best], losses[alpha]) <= limit)
+    return next(alpha for alpha in more if alpha == best or standard_score(losses[best], losses[alpha]) <= limit)
 
 
 def _compared(inputs: Inputs, network: ShrunkNetwork) -> Inputs:
@@ -508,7 +507,7 @@ class _HeldOut:
         return np.asarray(found.x), np.bincount(self.query, each).astype(np.float64)
 
 
-def _score(loss: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def standard_score(loss: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     """Return by how many standard errors a loss by query is lower than another."""
     gain = other - loss
     error = gain.std(ddof=1) * math.sqrt(len(gain)) if len(gain) > 1 else math.inf

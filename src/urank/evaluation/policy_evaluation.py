@@ -80,7 +80,7 @@ class Evaluation:
 
     policies: list[PolicyValue]  # the logged order comes first
     estimator: str
-    measure: str  # the unit of a utility: clicks, or value
+    measure: str  # the unit of a utility: clicks, conversions, or value
     splits: list[str]
     queries: int
     lists: int
@@ -250,7 +250,7 @@ def evaluate_policies(
     return Evaluation(
         policies=[_policy_value(totals, n, policy.name, chosen, usable, config) for n, policy in enumerate(evaluated)],
         estimator=chosen,
-        measure="value" if dataset.has("value") else "clicks",
+        measure="value" if dataset.has("value") else dataset.outcome,
         splits=list(splits),
         queries=totals.queries,
         lists=int(totals.terms[0, K].lists.sum()),
@@ -789,8 +789,8 @@ class CalibrationTest:
         worst = min(misfits, key=lambda cell: cell.p_value)
         warning = (
             f"the click model of this evaluation is off: at position {worst.position} it expects {worst.predicted:.2%} "
-            f"where {worst.observed:.2%} were clicked ({worst.rows:,} rows, p = {worst.p_value:.1g}; {len(misfits)} of "
-            f"{len(cells)} groups of rows are off), so intervals that rely on it may not cover the truth"
+            f"where {worst.observed:.2%} were observed ({worst.rows:,} rows, p = {worst.p_value:.1g}; {len(misfits)} "
+            f"of {len(cells)} groups of rows are off), so intervals that rely on it may not cover the truth"
         )
         return Specification(cells, [warning])
 

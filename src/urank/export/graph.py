@@ -4,8 +4,8 @@
     categorical[rows, C]  strings, "" where missing; or category codes, for systems without string tensors
     value[rows]           value of a click
     score[rows]           score to rank by, if the model has a scorer
-    log_ctr[rows, K]      log P(click) at each position
-    ctr1[rows]            value · P(click at position 1)
+    log_ctr[rows, K]      log P(click) at each position, or of conversions if they are the model's goal
+    ctr1[rows]            value · that probability at position 1
 
 `click_graph` and `scorer_graph` are the graphs of the saved artifact; `ranking_graph` is a whole model as one graph for
 other systems.
@@ -30,6 +30,7 @@ from torch.nn.functional import linear
 
 from urank.clicks.calibration import FLOOR, HIGHEST, Calibration, Isotonic, Temperature, log_sigmoid
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.conversion import ConversionRate
 from urank.clicks.families import (
     DeepFMHead,
     FactorisedHead,
@@ -146,7 +147,17 @@ def _click_table(builder: GraphBuilder, clicks: ClickModel, numeric: str, codes:
         layers = builder.node("Concat", *(builder.node("Unsqueeze", table, axis) for table in tables), axis=0)
         total = builder.node("ReduceLogSumExp", layers, axis, keepdims=0)
         table = builder.node("Sub", total, builder.scalar(math.log(len(tables))))
-    return _calibrated(builder, clicks.calibration, table)
+    table = _calibrated(builder, clicks.calibration, table)
+    if clicks.conversion is None:
+        return table
+    return builder.node("Add", table, _log_conversion_rate(builder, clicks.conversion, numeric, codes))
+
+
+def _log_conversion_rate(builder: GraphBuilder, rate: ConversionRate, numeric: str, codes: str) -> str:
+    logits = builder.linear(_feature_layer(builder, rate.features, numeric), rate.linear)
+    for place, weights in enumerate(rate.categories.parameters()):
+        logits = builder.node("Add", logits, builder.embedding(codes, place, weights))
+    return builder.log_sigmoid(logits)
 
 
 def _member_table(builder: GraphBuilder, member: Member, numeric: str, codes: str) -> str:

@@ -59,11 +59,11 @@ def describe(
     kind: str, model: RankingModel, graph: onnx.ModelProto, inputs: Mapping[str, Any], facts: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Describe the model, the versions a runtime must support, and the outputs and inputs of the graph."""
-    K = model.clicks.positions
+    K, outcome = model.clicks.positions, model.goal.removesuffix("s")
     outputs = {
         SCORE: {"shape": ["rows"], "meaning": "the score to rank by, highest first"},
-        LOG_CTR: {"shape": ["rows", K], "meaning": f"log P(click) at positions 1 to {K}"},
-        CTR1: {"shape": ["rows"], "meaning": "value · P(click at position 1)"},
+        LOG_CTR: {"shape": ["rows", K], "meaning": f"log P({outcome}) at positions 1 to {K}"},
+        CTR1: {"shape": ["rows"], "meaning": f"value · P({outcome} at position 1)"},
     }
     inputs = {**inputs, VALUE: {"type": "float32", "shape": ["rows"], "default": 1.0}}
     trees = any(node.op_type == "TreeEnsemble" for node in graph.graph.node)

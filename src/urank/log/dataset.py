@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from urank.errors import DataError
+from urank.errors import ConfigError, DataError
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.log.splits import SPLITS, stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
@@ -131,6 +131,7 @@ class Dataset:
         self.numeric = [feature["name"] for feature in features if feature["kind"] == "numeric"]
         self.categorical = [feature["name"] for feature in features if feature["kind"] == "categorical"]
         self.left_out: list[str] = self.description.get("left_out", [])
+        self.outcome = "clicks"  # what the column `click` contains
 
     @property
     def features(self) -> list[str]:
@@ -242,6 +243,30 @@ class _SeenItems(DatasetView):
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
         return self._whole.read(group, [*columns, "position"]).shown(self.positions)
+
+
+def conversions_as_clicks(dataset: Dataset) -> Dataset:
+    """Return a view of the log whose clicks are those that led to a conversion."""
+    return _Conversions(dataset)
+
+
+class _Conversions(DatasetView):
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset, {})
+        if not dataset.has("conversion"):
+            raise ConfigError(
+                f"--goal conversions needs the role conversion, which {dataset.folder} does not have; name its column "
+                "when the log is read: -c conversion=COLUMN"
+            )
+        self.outcome = "conversions"
+
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
+        if "click" not in columns:
+            return self._whole.read(group, columns)
+        block = self._whole.read(group, [*columns, "conversion"])
+        converted = pa.array(block.column("click") * block.column("conversion"))
+        items = block.items.set_column(block.items.column_names.index("click"), "click", converted)
+        return Block(block.lists, items, block.offsets)
 
 
 def sample_queries(dataset: Dataset, most_rows: Mapping[str, int], *, seed: int = 0) -> Dataset:

@@ -34,10 +34,17 @@ from urank.ranking.urank_network import RankerConfig
 from urank.ranking.urank_trees import TreesConfig
 from urank.ranking.utility import Array
 
+Goal = Literal["clicks", "conversions"]
+
 
 class UrankConfig(Settings):
     """Settings of the click model, the scorer that learns from it, and the ranking method."""
 
+    goal: Goal = Field(
+        "clicks",
+        description="what the order is to earn: clicks, or conversions (the role conversion); each counts its value if "
+        "the log has values",
+    )
     ranker: Literal["network", "trees", Baseline, "none"] = Field(
         "network",
         description="the scorer: U-rank as a network or as LightGBM trees, a ranker of another paper (lambdarank, "
@@ -117,12 +124,17 @@ class RankingModel:
         return self.clicks.name if self.scorer is None else f"{self.scorer.family} on {self.clicks.name}"
 
     @property
+    def goal(self) -> Goal:
+        """What it was trained to earn."""
+        return "clicks" if self.clicks.conversion is None else "conversions"
+
+    @property
     def methods(self) -> tuple[Method, ...]:
         """The available ranking methods."""
         return METHODS if self.scorer is not None else ("match", "ctr1")
 
     def log_ctr(self, items: Items, offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """Predict log P(click | item, position) `[rows, K]`; offsets as in `score`."""
+        """Predict log P(click | item, position) `[rows, K]`, or of conversions, its goal; offsets as in `score`."""
         return self.clicks.log_ctr(_as_items(items), offsets)
 
     def score(
@@ -180,7 +192,8 @@ class RankingModel:
 
         Returns:
             a table of the same kind (Polars for files), best first within each list: the ids, and for each candidate
-            `position`, `score` (with a scorer), `click` (P(click) there; null without a place) and `utility`.
+            `position`, `score` (with a scorer), `click` (P(click) there, or that of the goal; null without a place)
+            and `utility`.
         """
         required = () if guard is None else ("position",)
         source = self.candidates(candidates, columns=columns, required=required, memory=memory)

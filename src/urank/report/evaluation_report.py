@@ -285,7 +285,7 @@ def _compared(found: Comparison, units: Units) -> str:
 
 def _amount(evaluation: Evaluation, utility: float) -> str:
     shown, measure = evaluation_units(evaluation).amount(utility), evaluation.measure
-    return f"{shown} clicks per list" if measure == "clicks" else f"a {measure} of {shown} per list"
+    return f"a value of {shown} per list" if measure == "value" else f"{shown} {measure} per list"
 
 
 def _queries(evaluation: Evaluation) -> str:
