@@ -80,7 +80,8 @@ CHECKS: tuple[Callable[[ClickModel, pl.DataFrame], None], ...] = (
 
 def check_saved_loaded_and_exported(model: ClickModel, rows: pl.DataFrame, config: ClickConfig, folder: Path) -> None:
     """The artifact gives the same table; so does the ONNX graph, from raw numbers and text."""
-    save_model(RankingModel(model), UrankConfig(ranker="none", clicks=config), folder / "model")
+    ranking = RankingModel(model)
+    save_model(ranking, UrankConfig(ranker="none", goal=ranking.goal, clicks=config), folder / "model")
     table = model.log_ctr(rows)
     loaded = load_model(folder / "model")
     assert (loaded.name, loaded.method, loaded.scorer) == (model.name, "match", None)
