@@ -121,6 +121,8 @@ def test_a_model_remembers_its_goal(differing: World, by_conversions: RankingMod
     assert urank.evaluate([by_conversions], differing.dataset, goal="clicks", config=JUDGES).measure == "clicks"
     with pytest.raises(ConfigError, match="different goals, clicks and conversions; choose what to count with --goal"):
         urank.evaluate([by_clicks, by_conversions], differing.dataset)
+    with pytest.raises(ConfigError, match="goal must be clicks or conversions; got 'likes'"):
+        urank.evaluate([by_clicks], differing.dataset, goal="likes")  # type: ignore[arg-type]
     assert goal_of([Random()]) == "clicks"
 
 

@@ -62,8 +62,12 @@ def test_the_whole_job(booked: Path, command: Any) -> None:
 
 
 def test_a_log_without_the_role_is_refused(booked: Path, command: Any) -> None:
-    urank.prepare(urank.read(booked / "sim" / "log.parquet"), booked / "prepared")
-    found = command("train", booked / "prepared", "-o", booked / "model", "--goal", "conversions", *QUICK)
-    assert "needs the role conversion" in found.refusal
-    assert found.refusal.endswith("-c conversion=COLUMN")
-    assert not (booked / "model").exists()
+    log = booked / "log.parquet"
+    urank.prepare(urank.read(log), booked / "prepared")
+    for name, source in (("train", booked / "prepared"), ("train", log), ("run", log)):
+        found = command(name, source, "-o", booked / "model", "--goal", "conversions")
+        assert found.refusal == (
+            f"--goal conversions needs the role conversion, which {log} does not have; name its column: "
+            "-c conversion=COLUMN"
+        )
+        assert not (booked / "model").exists()

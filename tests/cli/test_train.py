@@ -254,7 +254,7 @@ def test_refusals(folder: Path, tmp_path: Path, command: Any, arguments: tuple[o
         ("[clicks]\ntraining = 3", "clicks.training in FILE: input should be a valid dictionary"),
         (
             "families = ['pbm']",
-            "families is not a key of FILE; the keys are ranker, method, judges, clicks",
+            "families is not a key of FILE; the keys are goal, ranker, method, judges, clicks",
         ),
         ("[scorer]\ncolour = 1", "scorer.colour is not a key of FILE"),
         ("[trees]\nleaves = 1", "trees.leaves in FILE: input should be greater than or equal to 2; got 1"),

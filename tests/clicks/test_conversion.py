@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, log
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,9 +31,11 @@ from urank.clicks.conversion import (
 from urank.clicks.families import build_network
 from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
+from urank.export.onnx import export_onnx
 from urank.learning.features import Categorical, Featurizer, Inputs, Numeric, fit_featurizer
 from urank.log.dataset import Dataset
 from urank.model_io import load_model
+from urank.ranking.ranking_model import RankingModel
 
 Floats = NDArray[np.float64]
 FEATURIZER = Featurizer(
@@ -202,12 +203,21 @@ def test_the_table_is_the_click_table_times_the_rate(model: ClickModel) -> None:
 
 def test_saved_loaded_and_exported(model: ClickModel, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    rows: dict[str, Any] = {"price": rng.lognormal(3, 1, 20), "age": rng.lognormal(1, 1, 20)}
-    frame = pl.DataFrame({**rows, "shop": rng.choice(["a", "b", "never seen"], 20)})
-    frame = frame.with_columns(price=pl.when(pl.col("age") > 1).then("price"))
+    rows = {"price": rng.lognormal(3, 1, 20), "age": rng.lognormal(1, 1, 20), "shop": rng.choice(["a", "b", "new"], 20)}
+    frame = pl.DataFrame(rows).with_columns(price=pl.when(pl.col("age") > 1).then("price"))
     config = ClickConfig(families=("monotone",), hidden=(8,))
     check_saved_loaded_and_exported(model, frame, config, tmp_path)
     assert load_model(tmp_path / "model").goal == "conversions"
     (tmp_path / "model" / "conversion.safetensors").unlink()
     with pytest.raises(DataError, match="is damaged"):
         load_model(tmp_path / "model")
+
+
+def test_exported_without_numbers_or_without_categories(tmp_path: Path) -> None:
+    for name, featurizer in (("a", replace(FEATURIZER, categorical=())), ("b", replace(FEATURIZER, numeric=()))):
+        rate = ConversionRate(featurizer)
+        rate.set_weights(np.linspace(-1, 1, sum(each.numel() for each in rate.parameters())))
+        member = NetworkClicks("monotone", build_network("monotone", featurizer, 3, hidden=(8,)))
+        made = RankingModel(ClickModel(featurizer, 3, (member,), Calibration(3), rate))
+        found = export_onnx(made, tmp_path / name)  # compares the graph with the model
+        assert found.content["outputs"]["log_ctr"]["meaning"] == "log P(conversion) at positions 1 to 3"

@@ -23,7 +23,7 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import linear, logsigmoid
 
 from urank import distributed
 from urank.clicks.shrunk import in_words, standard_score
@@ -39,6 +39,8 @@ INTERCEPT_PENALTY = 1e-3
 FOLDS = 4
 MOST_CLICKS, CHOICE_CLICKS = 50_000, 20_000
 """Clicks the rate is fitted on, at most, and clicks the penalties are chosen on."""
+CELL_BYTES = 64
+"""Memory of an entry of the regression: its column, the sparse or dense copies of it, and its indicator."""
 
 Floats = NDArray[np.float64]
 
@@ -49,15 +51,14 @@ class ConversionRate(nn.Module):
     def __init__(self, featurizer: Featurizer) -> None:
         super().__init__()
         self.features = FeatureLayer(featurizer)
-        self.linear = nn.Linear(self.features.width, 1)
-        self.categories = nn.ModuleList(nn.Embedding(n, 1) for n in featurizer.cardinalities)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(1, self.features.width))
+        self.categories = nn.ParameterList(torch.zeros(n, 1) for n in featurizer.cardinalities)
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
-        logits: Tensor = self.linear(self.features(numeric))
+        logits = linear(self.features(numeric), self.weight, self.bias)
         for place, table in enumerate(self.categories):
-            logits = logits + table(categorical[:, place])
+            logits = logits + table[categorical[:, place]]
         return logsigmoid(logits[:, 0])
 
     def log_rate(self, inputs: Inputs) -> NDArray[np.float32]:
@@ -73,13 +74,11 @@ class ConversionRate(nn.Module):
 
     def set_weights(self, weights: Floats) -> None:
         """Set intercept, weights of the numeric columns and weights of the categories, as in `_columns`."""
-        sizes = [1, self.features.width, *(len(table) for table in self.categories.parameters())]
-        parts = torch.split(torch.from_numpy(weights).float(), sizes)
+        parameters = [self.bias, self.weight, *self.categories]
+        parts = torch.split(torch.from_numpy(weights).float(), [each.numel() for each in parameters])
         with torch.no_grad():
-            self.linear.bias.copy_(parts[0])
-            self.linear.weight.copy_(parts[1][None])
-            for table, part in zip(self.categories.parameters(), parts[2:], strict=True):
-                table.copy_(part[:, None])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.copy_(part.reshape(parameter.shape))
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,7 @@ def fit_conversions(dataset: Dataset, featurizer: Featurizer) -> tuple[Conversio
 
 def _clicks(dataset: Dataset, featurizer: Featurizer) -> tuple[Inputs, Floats, NDArray[np.int64]]:
     """Read the first clicked impressions of the train split: inputs, conversions, and numbers of their queries."""
+    most = min(MOST_CLICKS, dataset.memory.held_bytes // (CELL_BYTES * featurizer.width))
     parts, rows = [], 0
     for block in dataset.blocks("train", [*featurizer.names, "position", "click", "conversion"]):
         inputs, shown = featurizer.encode_shown(block, dataset.positions)
@@ -131,9 +131,9 @@ def _clicks(dataset: Dataset, featurizer: Featurizer) -> tuple[Inputs, Floats, N
         columns = shown.column("conversion"), shown.query_hash[list_ids(shown.offsets)]
         parts.append([each[clicked] for each in (inputs.numeric, inputs.categorical, *columns)])
         rows += len(clicked)
-        if rows >= MOST_CLICKS:
+        if rows >= most:
             break
-    numeric, categorical, converted, query = (np.concatenate(part)[:MOST_CLICKS] for part in zip(*parts, strict=True))
+    numeric, categorical, converted, query = (np.concatenate(part)[:most] for part in zip(*parts, strict=True))
     return Inputs(numeric, categorical), converted.astype(np.float64), np.unique(query, return_inverse=True)[1]
 
 

@@ -154,8 +154,8 @@ def _click_table(builder: GraphBuilder, clicks: ClickModel, numeric: str, codes:
 
 
 def _log_conversion_rate(builder: GraphBuilder, rate: ConversionRate, numeric: str, codes: str) -> str:
-    logits = builder.linear(_feature_layer(builder, rate.features, numeric), rate.linear)
-    for place, weights in enumerate(rate.categories.parameters()):
+    logits = builder.affine(_feature_layer(builder, rate.features, numeric), rate.weight, rate.bias)
+    for place, weights in enumerate(rate.categories):
         logits = builder.node("Add", logits, builder.embedding(codes, place, weights))
     return builder.log_sigmoid(logits)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from urank.errors import ConfigError, DataError
+from urank.errors import DataError
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.log.splits import SPLITS, stable_hash
 from urank.memory import DEFAULT_MEMORY, Memory
@@ -253,11 +253,6 @@ def conversions_as_clicks(dataset: Dataset) -> Dataset:
 class _Conversions(DatasetView):
     def __init__(self, dataset: Dataset) -> None:
         super().__init__(dataset, {})
-        if not dataset.has("conversion"):
-            raise ConfigError(
-                f"--goal conversions needs the role conversion, which {dataset.folder} does not have; name its column "
-                "when the log is read: -c conversion=COLUMN"
-            )
         self.outcome = "conversions"
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Block:
