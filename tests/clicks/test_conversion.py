@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -138,6 +139,7 @@ def prepared(folder: Path, rate: pl.Expr, *, lists: int = 1500) -> Dataset:
             "position": np.tile(np.arange(1, 5), lists),
             "click": rng.integers(0, 2, rows),
             "x": rng.normal(size=rows),
+            "q": np.repeat(rng.normal(size=lists), 4),
             "kind": rng.choice(["a", "b", "c"], rows),
         }
     )
@@ -152,7 +154,7 @@ LOGIT = 1.5 * pl.col("x").sign() * pl.col("x").abs().log1p() + pl.when(pl.col("k
 
 def test_a_known_rate_is_found(tmp_path: Path) -> None:
     dataset = prepared(tmp_path / "prepared", 1 / (1 + (-LOGIT).exp()))
-    assert dataset.features == ["x", "kind"]  # an outcome of the click is no feature
+    assert dataset.features == ["x", "q", "kind"]  # an outcome of the click is no feature
     rate, evidence = fit_conversions(dataset, fit_featurizer(dataset, within_list="auto"))
     assert "by item: yes" in evidence.sentence
     (block,) = dataset.blocks("valid", [*dataset.features])
@@ -162,15 +164,23 @@ def test_a_known_rate_is_found(tmp_path: Path) -> None:
     assert abs(found.mean() - true.mean()) < 0.03
 
 
-def test_without_a_difference_all_items_of_a_list_convert_alike(tmp_path: Path) -> None:
-    dataset = prepared(tmp_path / "prepared", pl.lit(0.2), lists=600)
-    featurizer = fit_featurizer(dataset, within_list="auto")
+@pytest.mark.parametrize("within_list", ["auto", "off"])
+@pytest.mark.parametrize("strength", [0.0, 1.5])
+def test_without_a_difference_all_items_of_a_list_convert_alike(
+    tmp_path: Path, strength: float, within_list: Any
+) -> None:
+    """Though conversion may differ by query."""
+    rate_of_query = 1 / (1 + (1 - strength * pl.col("q")).exp())
+    dataset = prepared(tmp_path / "prepared", rate_of_query, lists=600)
+    featurizer = fit_featurizer(dataset, within_list=within_list)
     rate, evidence = fit_conversions(dataset, featurizer)
+    assert (evidence.lists > 2) == (strength > 0)
     assert evidence.sentence.endswith("by item: no sign of it, so the order is that of clicks")
     (block,) = dataset.blocks("valid", dataset.features)
-    found = rate.log_rate(featurizer.encode(block.items, block.offsets)).reshape(-1, 4)
-    np.testing.assert_allclose(found, found[:, :1].repeat(4, axis=1), atol=1e-6)
-    assert abs(np.exp(found).mean() - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 960)
+    found = np.exp(rate.log_rate(featurizer.encode(block.items, block.offsets)).reshape(-1, 4))
+    np.testing.assert_allclose(found, found[:, :1].repeat(4, axis=1), rtol=1e-5)
+    true = pl.DataFrame(pl.from_arrow(block.items)).select(rate_of_query).to_series().to_numpy()
+    assert abs(found.mean() - true.mean()) < 4 * np.sqrt(0.2 / 960)
 
 
 def test_a_log_without_conversions_is_refused(tmp_path: Path) -> None:
@@ -186,7 +196,7 @@ def test_a_log_without_conversions_is_refused(tmp_path: Path) -> None:
 def model() -> ClickModel:
     torch.manual_seed(0)
     rate = ConversionRate(FEATURIZER)
-    rate.set_weights(np.array([-0.5, 0.7, -0.2, 0.4, 0.0, 0.3, -0.6]))
+    rate.set_weights([-0.5, 0.7, -0.2, 0.4, 0.0, 0.3, -0.6])
     member = NetworkClicks("monotone", build_network("monotone", FEATURIZER, 3, hidden=(8,)))
     return ClickModel(FEATURIZER, 3, (member,), Calibration(3), rate)
 
@@ -216,7 +226,7 @@ def test_saved_loaded_and_exported(model: ClickModel, tmp_path: Path) -> None:
 def test_exported_without_numbers_or_without_categories(tmp_path: Path) -> None:
     for name, featurizer in (("a", replace(FEATURIZER, categorical=())), ("b", replace(FEATURIZER, numeric=()))):
         rate = ConversionRate(featurizer)
-        rate.set_weights(np.linspace(-1, 1, sum(each.numel() for each in rate.parameters())))
+        rate.set_weights(np.linspace(-1, 1, sum(each.numel() for each in rate.parameters())).tolist())
         member = NetworkClicks("monotone", build_network("monotone", featurizer, 3, hidden=(8,)))
         made = RankingModel(ClickModel(featurizer, 3, (member,), Calibration(3), rate))
         found = export_onnx(made, tmp_path / name)  # compares the graph with the model

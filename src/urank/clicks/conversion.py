@@ -29,7 +29,7 @@ from urank import distributed
 from urank.clicks.shrunk import in_words, standard_score
 from urank.errors import DataError
 from urank.learning.features import Featurizer, Inputs
-from urank.learning.networks import FeatureLayer, chunk_rows
+from urank.learning.networks import FeatureLayer
 from urank.log.dataset import Dataset
 from urank.log.ragged import list_ids
 
@@ -62,23 +62,14 @@ class ConversionRate(nn.Module):
         return logsigmoid(logits[:, 0])
 
     def log_rate(self, inputs: Inputs) -> NDArray[np.float32]:
-        """Predict log c `[rows]`, in chunks of rows."""
-        found = np.empty(len(inputs), dtype=np.float32)
-        step = chunk_rows(torch.device("cpu"))
+        """Predict log c `[rows]`."""
         with torch.inference_mode():
-            for start in range(0, len(inputs), step):
-                rows = inputs[start : start + step]
-                log_c = self(torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical))
-                found[start : start + step] = log_c.numpy()
-        return found
+            log_c: Tensor = self(torch.from_numpy(inputs.numeric), torch.from_numpy(inputs.categorical))
+            return log_c.numpy()
 
-    def set_weights(self, weights: Floats) -> None:
-        """Set intercept, weights of the numeric columns and weights of the categories, as in `_columns`."""
-        parameters = [self.bias, self.weight, *self.categories]
-        parts = torch.split(torch.from_numpy(weights).float(), [each.numel() for each in parameters])
-        with torch.no_grad():
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.copy_(part.reshape(parameter.shape))
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Set intercept, weights of the numbers and weights of the categories, in the order of `_columns`."""
+        nn.utils.vector_to_parameters(torch.tensor(weights), self.parameters())
 
 
 @dataclass(frozen=True)
@@ -105,36 +96,41 @@ def fit_conversions(dataset: Dataset, featurizer: Featurizer) -> tuple[Conversio
     rate = ConversionRate(featurizer)
 
     def fitted() -> dict[str, Any]:
-        inputs, converted, query = _clicks(dataset, featurizer)
+        inputs, converted, query, shared = _clicks(dataset, featurizer)
         if not converted.any():
             raise DataError(f"no click of the train split of {dataset.folder} led to a conversion; use --goal clicks")
         columns = _columns(rate.features, featurizer, inputs)
-        place = np.arange(columns.shape[1]) - 1
-        of_list = np.isin(place, featurizer.list_columns)
-        few = slice(CHOICE_CLICKS)
-        groups = of_list, ~of_list & (place >= 0)
+        of_list = np.zeros(columns.shape[1], dtype=bool)
+        of_list[1 : 1 + len(shared)] = shared
+        groups, few = (of_list, ~of_list & (np.arange(len(of_list)) > 0)), slice(CHOICE_CLICKS)
         penalty, scores = choose_penalties(columns[few], converted[few], query[few], groups)
         return {"weights": fit_logistic(columns, converted, penalty).tolist(), "scores": scores}
 
     found = distributed.broadcast(fitted)
-    rate.set_weights(np.array(found["weights"]))
+    rate.set_weights(found["weights"])
     return rate, ConversionEvidence(*found["scores"])
 
 
-def _clicks(dataset: Dataset, featurizer: Featurizer) -> tuple[Inputs, Floats, NDArray[np.int64]]:
-    """Read the first clicked impressions of the train split: inputs, conversions, and numbers of their queries."""
+def _clicks(dataset: Dataset, featurizer: Featurizer) -> tuple[Inputs, Floats, NDArray[np.int64], NDArray[np.bool_]]:
+    """Read the first clicked impressions of the train split.
+
+    Returns inputs, conversions, numbers of the queries, and which numeric inputs are shared by all items of a list.
+    """
     most = min(MOST_CLICKS, dataset.memory.held_bytes // (CELL_BYTES * featurizer.width))
-    parts, rows = [], 0
+    parts, rows, shared = [], 0, np.ones(len(featurizer.inputs), dtype=bool)
     for block in dataset.blocks("train", [*featurizer.names, "position", "click", "conversion"]):
         inputs, shown = featurizer.encode_shown(block, dataset.positions)
-        clicked = np.flatnonzero(shown.column("click"))
-        columns = shown.column("conversion"), shown.query_hash[list_ids(shown.offsets)]
+        clicked, lists = np.flatnonzero(shown.column("click")), list_ids(shown.offsets)
+        first = inputs.numeric[shown.offsets[lists]]
+        shared &= ((inputs.numeric == first) | (np.isnan(inputs.numeric) & np.isnan(first))).all(axis=0)
+        columns = shown.column("conversion"), shown.query_hash[lists]
         parts.append([each[clicked] for each in (inputs.numeric, inputs.categorical, *columns)])
         rows += len(clicked)
         if rows >= most:
             break
     numeric, categorical, converted, query = (np.concatenate(part)[:most] for part in zip(*parts, strict=True))
-    return Inputs(numeric, categorical), converted.astype(np.float64), np.unique(query, return_inverse=True)[1]
+    number = np.unique(query, return_inverse=True)[1]
+    return Inputs(numeric, categorical), converted.astype(np.float64), number, shared
 
 
 def _columns(features: FeatureLayer, featurizer: Featurizer, inputs: Inputs) -> Any:

@@ -104,7 +104,9 @@ class ShrunkNetwork(nn.Module):
         self.embeddings = nn.ModuleList(nn.Embedding(n, embedding_width(n)) for n in featurizer.cardinalities)
         raw, within = len(featurizer.numeric), len(featurizer.within)
         self.raw, self.compared = raw, raw + 2 * within
-        self.list_columns = featurizer.list_columns
+        places = {feature.name: place for place, feature in enumerate(featurizer.numeric)}
+        of_query = [place for name, place in places.items() if name not in featurizer.within] if within else []
+        self.list_columns = [*of_query, *range(self.compared, len(featurizer.inputs))]
         others = self.features.width - len(featurizer.inputs) + sum(map(embedding_width, featurizer.cardinalities))
         widths = [raw + others] + ([self.compared + others] if within else [])
         self.networks = nn.ModuleList(_two_outputs(width, hidden, dropout) for width in widths)

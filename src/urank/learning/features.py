@@ -98,14 +98,6 @@ class Featurizer:
         return (*self.numeric, *self.derived)
 
     @property
-    def list_columns(self) -> list[int]:
-        """Places among `inputs` of what all items of a list share: features of the query, list means, list size."""
-        if not self.within:
-            return []
-        of_query = [place for place, feature in enumerate(self.numeric) if feature.name not in self.within]
-        return [*of_query, *range(len(self.numeric) + 2 * len(self.within), len(self.inputs))]
-
-    @property
     def width(self) -> int:
         """Number of columns that networks and trees take, numeric and categorical."""
         return len(self.inputs) + len(self.categorical)
