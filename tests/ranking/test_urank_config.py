@@ -37,7 +37,7 @@ def test_toml_and_back() -> None:
         ({"ranker": "none", "method": "score"}, "method score needs a ranker with scores; got ranker 'none'"),
         ({"ranker": "trees", "scorer": {"form": "paper"}}, "ranker trees needs the stable form of the loss"),
         ({"scorer": {"epochs": 3}}, r"scorer\.epochs is not a key of the configuration"),
-        ({"colour": 1}, "colour is not a key of the configuration; the keys are ranker, method, judges, clicks"),
+        ({"colour": 1}, "colour is not a key of the configuration; the keys are goal, ranker, method, judges, clicks"),
     ],
 )
 def test_refusals(settings: dict[str, Any], sentence: str) -> None:
