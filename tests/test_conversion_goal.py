@@ -39,12 +39,13 @@ class World:
         return fit_model(self.dataset, MATCH.model_copy(update={"goal": goal, "judges": goal == "conversions"})).model
 
     def conversions(self, model: RankingModel) -> NDArray[np.float64]:
-        """True conversions of each test list in the order of a model."""
-        look_up, found = true_table(self.truth), []
-        for block in self.dataset.blocks("test", [*self.dataset.features, "item_id"]):
-            order = pad(model.order(block.items, block.offsets), block.offsets, fill=1)
-            found.append(utility(pad(look_up(block), block.offsets), order, where=where_items(block.offsets)))
-        return np.concatenate(found).reshape(-1)
+        """True conversions per list of each test query in the order of a model."""
+        look_up = true_table(self.truth)
+        (block,) = self.dataset.blocks("test", [*self.dataset.features, "item_id"])
+        order = pad(model.order(block.items, block.offsets), block.offsets, fill=1)
+        earned = utility(pad(look_up(block), block.offsets), order, where=where_items(block.offsets)).reshape(-1)
+        _, query = np.unique(block.query_hash, return_inverse=True)
+        return np.asarray(np.bincount(query, earned) / np.bincount(query))
 
 
 def world(folder: Path, strength: float) -> World:
