@@ -37,6 +37,8 @@ CREATE TABLE feedback (
 );
 CREATE TABLE shadows (number INTEGER PRIMARY KEY, ranking_id TEXT NOT NULL, model TEXT NOT NULL, items TEXT NOT NULL);
 """
+# Too large for the cache, so it leaves a WAL of 4 MB: syncing what overwrites it is cheaper than what makes it grow.
+_GROW_WAL = "INSERT INTO columns VALUES ('', zeroblob(6000000))"
 _ABANDONED_SECONDS = 3_600.0
 
 
@@ -67,6 +69,10 @@ class SqliteSink(FeedbackSink):
                 raise OSError("its file system does not support the WAL mode of SQLite, as network drives do not")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(f"BEGIN; {_SCHEMA} COMMIT")
+            with suppress(sqlite3.OperationalError):  # without the space for it, commits are only slower
+                self._database.executescript(f"BEGIN; {_GROW_WAL}; ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             sync_folder(self._folder)
             self._identity = [(each, each.stat().st_ino) for each in _files(path)]
         except BaseException:
