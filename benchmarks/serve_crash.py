@@ -20,9 +20,7 @@ import polars as pl
 from benchmarks.harness import Bar
 from benchmarks.serve_load import Connection
 from benchmarks.serve_setup import post, rank_requests, urank_server
-from urank.errors import UrankError
 from urank.serve.feedback_export import LOCK
-from urank.serve.feedback_store import decode, read_segment
 
 CONNECTIONS = 4
 CANDIDATES = 20
@@ -43,33 +41,15 @@ class Promises:
     refused: list[int] = field(default_factory=list)
 
 
-@dataclass
-class Files:
-    """The files of a log that were read already, as they were then, and those that could not be."""
-
-    known: dict[Path, int] = field(default_factory=dict)
-    unreadable: set[Path] = field(default_factory=set)
-
-    def look(self, folder: Path) -> None:
-        """Read what is new or was changed. A write that was cut off at the end of a file is no damage."""
-        for path in [*folder.glob("wal/*"), *folder.glob("*/[!.]*.parquet")]:
-            changed = path.stat().st_mtime_ns
-            if self.known.get(path) != changed:
-                self.known[path] = changed
-                if not _readable(path):
-                    self.unreadable.add(path)
-
-
 def crash(folder: Path, quick: bool) -> Iterator[Bar]:
-    """Kill a server, and often a compaction beside it, after a random time; the next one goes on with the same log."""
+    """Kill a server, and often an export beside it, after a random time; the next one goes on with the same log."""
     rounds = 3 if quick else 100
     rng = random.Random(0)  # noqa: S311 - it decides when to kill
-    log, promises, files = folder / "killed", Promises(), Files()
+    log, promises = folder / "killed", Promises()
     requests = rank_requests(CANDIDATES)
     begun, starts, interrupted = time.perf_counter(), 0.0, 0
     for number in range(rounds):
-        options = ("--log", log, "--segment-mb", 1, "--join-seconds", 0)
-        with urank_server(folder / "model", folder / "errors.txt", *options) as server:
+        with urank_server(folder / "model", folder / "errors.txt", "--log", log) as server:
             starts += server.start_seconds
             threads = [
                 Thread(target=_ask, args=(server.port, requests, promises, random.Random(rng.random())))  # noqa: S311
@@ -78,7 +58,7 @@ def crash(folder: Path, quick: bool) -> Iterator[Bar]:
             for thread in threads:
                 thread.start()
             time.sleep(rng.uniform(0.2, 1.5))
-            beside = _compaction(log) if rng.random() < 0.5 else None
+            beside = _export(log) if rng.random() < 0.5 else None
             if beside is not None:
                 _wait_for_work(beside, log)
                 time.sleep(rng.uniform(0.0, 0.2))
@@ -89,22 +69,17 @@ def crash(folder: Path, quick: bool) -> Iterator[Bar]:
                 beside.wait()
             for thread in threads:
                 thread.join()
-        files.look(log)
         if number % 10 == 9:  # now and then one comes to its end
-            _compaction(log).wait()
-            files.look(log)
-    if _compaction(log).wait():
+            _export(log).wait()
+    if _export(log).wait():
         raise RuntimeError("urank feedback failed")
-    files.look(log)
     yield _bar(f"kill -9, {rounds} times: mean start", starts / rounds, "s")
     yield _bar(f"kill -9, {rounds} times: all of it", time.perf_counter() - begun, "s")
-    yield _bar(f"kill -9, {rounds} times: compactions killed at work", interrupted, "")
-    written = sum(path.suffix == ".wal" for path in files.known)
-    yield _bar(f"kill -9, {rounds} times: write-ahead files looked at", written, "")
-    yield from _kept(log, promises, files, rounds)
+    yield _bar(f"kill -9, {rounds} times: exports killed at work", interrupted, "")
+    yield from _kept(log, promises, rounds)
 
 
-def _kept(log: Path, promises: Promises, files: Files, rounds: int) -> Iterator[Bar]:
+def _kept(log: Path, promises: Promises, rounds: int) -> Iterator[Bar]:
     """Hold what was acknowledged against what the log has."""
     rows = pl.concat([pl.read_parquet(path, columns=["session_id", "item_id", "position", "click"])
                       for path in log.glob("log*/[!.]*.parquet")])  # fmt: skip
@@ -126,8 +101,7 @@ def _kept(log: Path, promises: Promises, files: Files, rounds: int) -> Iterator[
     yield _bar(f"{name}: rankings with other items or positions", len(other), "", at_most=0)
     yield _bar(f"{name}: rankings twice", len(doubled), "", at_most=0)
     yield _bar(f"{name}: clicks lost", len(promises.clicks - clicked), "", at_most=0)
-    yield _bar(f"{name}: files unreadable", len(files.unreadable), "", at_most=0)
-    yield _bar(f"{name}: write-ahead files left over", len(list(log.glob("wal/*"))), "", at_most=0)
+    yield _bar(f"{name}: databases left over", len(list(log.glob("records/*"))), "", at_most=0)
 
 
 def _ask(port: int, requests: list[bytes], promises: Promises, rng: random.Random) -> None:
@@ -160,14 +134,14 @@ def _click(connection: Connection, ranking: str, items: list[str], promises: Pro
         promises.refused.append(status)
 
 
-def _compaction(log: Path) -> subprocess.Popen[bytes]:
+def _export(log: Path) -> subprocess.Popen[bytes]:
     """Turn a log into Parquet, in a process group of its own."""
-    command = [sys.executable, "-m", "urank", "feedback", str(log), "--window", "0", "--quiet"]
+    command = [sys.executable, "-m", "urank", "feedback", str(log), "--quiet"]
     return subprocess.Popen(command, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def _wait_for_work(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until a compaction holds its lock, or has ended; before that it only loads its modules."""
+    """Until an export holds its lock, or has ended; before that it only loads its modules."""
     until = time.perf_counter() + 30
     while process.poll() is None and time.perf_counter() < until:
         with (log / LOCK).open("ab") as file:
@@ -176,19 +150,6 @@ def _wait_for_work(process: subprocess.Popen[bytes], log: Path) -> None:
             except BlockingIOError:
                 return
         time.sleep(0.02)
-
-
-def _readable(path: Path) -> bool:
-    try:
-        if path.suffix == ".parquet":
-            pl.read_parquet(path)
-            return True
-        payloads, _, damaged = read_segment(path)
-        for payload in payloads:
-            decode(payload)
-    except (OSError, UrankError, pl.exceptions.PolarsError):
-        return False
-    return not damaged
 
 
 def _bar(name: str, value: float, unit: str, *, at_most: float | None = None) -> Bar:

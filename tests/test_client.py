@@ -193,7 +193,7 @@ def test_an_explanation_is_the_click_table_and_the_utility_of_orders(place: Plac
 
 @pytest.mark.slow
 def test_feedback_arrives_in_the_log_once(place: Place, tmp_path: Path) -> None:
-    from urank.serve.feedback_export import compact
+    from urank.serve.feedback_export import export_feedback
 
     folder = tmp_path / "feedback"
     with running(place.model, "--log", folder) as (url, _), Client(url) as client:
@@ -204,7 +204,7 @@ def test_feedback_arrives_in_the_log_once(place: Place, tmp_path: Path) -> None:
         assert client.feedback(events) == 2
         assert client.feedback(events) == 2
         client.feedback([{"ranking_id": second.ranking_id, "item_id": second.ids[2], "click": False}])
-    compact(folder, window_seconds=0)
+    export_feedback(folder)
     log = pl.read_parquet(folder / "log" / "*.parquet").sort("query_id", "position")
     shown = len(first.ids)
     assert log["session_id"].to_list() == [first.ranking_id] * shown + [second.ranking_id] * shown

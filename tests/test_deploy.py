@@ -30,7 +30,7 @@ from urank.cli.serve import serve_command
 from urank.learning.features import Featurizer
 from urank.model_io import save_model
 from urank.ranking.ranking_model import UrankConfig
-from urank.serve.feedback_export import compact
+from urank.serve.feedback_export import export_feedback
 from urank.serve.processes import GRACE_SECONDS
 from urank.serve.security import OPEN_PATHS
 from urank.serve.server_settings import KEY_VARIABLE, Limits
@@ -125,7 +125,7 @@ def test_the_command_is_one_that_urank_takes(file: str) -> None:
 def test_every_option_in_words_exists() -> None:
     """Also those that the documentation and comments speak of, beside those of the tools that they are for."""
     others = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--rm", "--build", "--build-arg", "--now"}
-    others |= {"--from-file", "--overwrite", "--window", "--with", "--only", "--help"}
+    others |= {"--from-file", "--overwrite", "--exclude", "--with", "--only", "--help"}
     command = load_command("serve")
     known = {name for parameter in command.params for name in parameter.opts}
     texts = [DEPLOY / "urank.service", DEPLOY / "nginx.conf", DEPLOY / "compose.yaml", DEPLOY / "kubernetes.yaml"]
@@ -412,7 +412,7 @@ def test_clicks_that_go_to_every_replica_count_once(saved: Path, tmp_path: Path)
         lost = {"events": [{"ranking_id": rankings[0], "item_id": "c"}]}
         assert second.post("/v1/feedback", json=lost).status_code == 202
     for log, ranking, unmatched in zip(logs, rankings, (1, 2), strict=True):
-        done = compact(log, window_seconds=0)
+        done = export_feedback(log)
         assert done is not None
         assert (done.rankings, done.clicks, done.unmatched) == (1, 1, unmatched)
         rows = pl.concat([pl.read_parquet(path) for path in sorted((log / "log").glob("*.parquet"))])
@@ -427,7 +427,7 @@ def test_a_click_at_the_wrong_replica_is_joined_when_the_folders_are_brought_tog
     """What docs/deploy.md advises: the servers make Parquet of their logs, and the folders are copied as it says."""
     logs = [tmp_path / "0", tmp_path / "1"]
     collected = [tmp_path / "collected" / log.name for log in logs]
-    (copying,) = re.findall(r"sh -c '(cd /feedback && tar [^']+)'", PAGE.read_text(encoding="utf-8"))
+    (copying,) = re.findall(r"sh -c '(cd /feedback && urank [^']+)'", PAGE.read_text(encoding="utf-8"))
     with served(saved, logs[0]) as first, served(saved, logs[1]) as second:
         rankings = [ranked(saved, replica) for replica in (first, second, first)]
         for replica, ranking, item in (
@@ -439,7 +439,8 @@ def test_a_click_at_the_wrong_replica_is_joined_when_the_folders_are_brought_tog
             assert replica.post("/v1/feedback", json=sent).status_code == 202
         for log, copy in zip(logs, collected, strict=True):  # while they run
             copy.mkdir(parents=True)
-            shell = ["/bin/sh", "-c", copying.replace("/feedback", str(log))]
+            local = copying.replace("/feedback", str(log)).replace("urank feed", f"{sys.executable} -m urank feed")
+            shell = ["/bin/sh", "-c", local]
             archive = subprocess.run(shell, stdout=subprocess.PIPE, check=True).stdout
             with tarfile.open(fileobj=BytesIO(archive)) as file:
                 file.extractall(copy, filter="data")
@@ -452,7 +453,7 @@ def test_a_click_at_the_wrong_replica_is_joined_when_the_folders_are_brought_tog
     for folders in (logs, collected):
         others = [part for log in folders for part in ("--with", str(log))]
         for log in folders:
-            command = [sys.executable, "-m", "urank", "feedback", str(log), "--window", "0", *others]
+            command = [sys.executable, "-m", "urank", "feedback", str(log), *others]
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         assert clicked(folders) == set(zip(rankings, "abc", strict=True))
 

@@ -313,7 +313,7 @@ def test_an_unknown_scheme_is_refused() -> None:
 
 def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upath", None)
-    wanted = "memory://log needs packages that are not installed (upath); run pip install 'urank[ray]'"
+    wanted = "memory://log needs packages that are not installed (upath); run pip install 'urank[remote]'"
     with pytest.raises(ConfigError, match=re.escape(wanted)):
         to_path("memory://log")
     assert to_path("logs") == Path("logs")  # which needs no such package

@@ -65,7 +65,7 @@ def to_path(source: str | Path) -> Path:
     except ImportError as error:
         raise ConfigError(
             f"{source} needs packages that are not installed ({error.name or error}); "
-            "run pip install 'urank[ray]' and install the fsspec backend of its scheme"
+            "run pip install 'urank[remote]' and install the fsspec backend of its scheme"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{source} has a scheme that fsspec does not know: {error}") from error
@@ -205,8 +205,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="urank-") as name:
             local = Path(name) / "file"
             yield local
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _filesystem(target).put_file(str(local), _name(target))
+            upload(local, target)
         return
     with _beside(target.absolute(), path, folder=False) as working:
         try:
@@ -215,6 +214,48 @@ def new_file(path: str | Path) -> Iterator[Path]:
             working.replace(target)
         finally:
             working.unlink(missing_ok=True)
+
+
+def upload(path: Path, target: str | Path) -> None:
+    """Copy a local file to a URL."""
+    remote = to_path(target)
+    remote.parent.mkdir(parents=True, exist_ok=True)
+    _filesystem(remote).put_file(str(path), _name(remote))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make creations, renames and removals in a folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def durable_folder(folder: Path) -> None:
+    """Create a folder and its parents so that they survive a power failure."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
+
+
+@contextmanager
+def durable_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that durably replaces `path` when the block succeeds; missing folders are created.
+
+    Its name is always the same, so that the file of an interrupted write is overwritten. Readers of logs skip it.
+    """
+    durable_folder(path.parent)
+    working = path.with_name(f".{path.name}")
+    try:
+        yield working
+        with working.open("rb") as file:
+            os.fsync(file.fileno())
+        working.replace(path)
+    finally:
+        working.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def remove_folder(folder: Path) -> None:

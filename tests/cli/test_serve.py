@@ -65,6 +65,8 @@ def test_help_names_every_option_with_a_sentence(command: Any) -> None:
     ("arguments", "sentence"),
     [
         (("--explore", "swap:0.1"), "--explore randomises lists to learn from them, so it needs --log DIR"),
+        (("--log", "new", "--sink", "postgresql://db/urank"), "choose one"),
+        (("--sink", "postgresql://u:se@cret@db/urank"), "must be a URL as postgresql://user@host:5432/database"),
         (("--log", "new", "--explore", "magic:0.1"), "swap:SHARE"),
         (("--log", "new", "--explore", "swap"), "swap:SHARE"),
         (("--log", "new", "--explore", "swap:2"), "above 0 and at most 1; got 2"),

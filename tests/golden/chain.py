@@ -95,9 +95,9 @@ COMMANDS = {
         "abtest analyse made/exposures.parquet --control A --treatment B --start 2024-03-04 --splits 100", "abtest"
     ),
 }
-# What serves, and what turns its write-ahead files into a log after it has ended.
+# What serves, and what turns what it recorded into a log after it has ended.
 SERVE = "serve made/store-model --port 0 --method score --log made/feedback --sample made/store/log.parquet"
-FEEDBACK = Command("feedback made/feedback --window 0", "serve")
+FEEDBACK = Command("feedback made/feedback", "serve")
 # Commands that are refused, of which the exit status is kept.
 REFUSED = {
     "no such log": "inspect made/nothing.parquet",

@@ -295,7 +295,13 @@ def _events(facts: Facts, rng: random.Random) -> Request:
     """Clicks on what was never shown."""
     changed = (
         *(RANKING_ID.upper(), f"{RANKING_ID}\n", f" {RANKING_ID}", RANKING_ID[:-1], f"{RANKING_ID}0", RANKING_ID * 100),
-        *("", "../../wal/x", "0" * 12 + "-000000-" + "0" * 12, "f" * 12 + "-ffffff-" + "f" * 12, f"{RANKING_ID}\u0000"),
+        *(
+            "",
+            "../../log/x",
+            "0" * 12 + "-000000-" + "0" * 12,
+            "f" * 12 + "-ffffff-" + "f" * 12,
+            f"{RANKING_ID}\u0000",
+        ),
         *(RANKING_ID.replace("0", "\u0660"), RANKING_ID.replace("-", "/"), RANKING_ID),
     )
     event: dict[str, Any] = {"ranking_id": rng.choice(changed)}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
+import polars as pl
 
-__all__ = ["Promises", "load"]
+__all__ = ["Promises", "load", "wait_for"]
 
 
 @dataclass
@@ -29,6 +32,25 @@ class Promises:
     clicks: set[tuple[str, str]] = field(default_factory=set)
     versions: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
+
+    def check(self, folder: Path) -> None:
+        """Assert that the Parquet files of a log have all of it, as it was shown."""
+        log = pl.concat([pl.read_parquet(path, columns=["session_id", "item_id", "position", "click"])
+                         for path in folder.glob("log*/[!.]*.parquet")]).sort("session_id", "position")  # fmt: skip
+        shown = {key[0]: group for key, group in log.partition_by("session_id", as_dict=True).items()}
+        assert set(self.rankings) <= set(shown)
+        for ranking, items in self.rankings.items():
+            assert shown[ranking]["item_id"].to_list() == items
+            assert shown[ranking]["position"].to_list() == list(range(1, len(items) + 1))
+        assert self.clicks <= set(log.filter(pl.col("click") == 1).select("session_id", "item_id").iter_rows())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something has happened."""
+    last = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < last, "it did not happen in time"
+        time.sleep(0.02)
 
 
 @contextmanager

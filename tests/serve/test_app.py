@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.cases import candidates, client, example, loaded, saved
 from serve.server import running
 from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
-from urank.serve.feedback_store import new_ranking_id, new_segment
+from urank.serve.feedback_records import new_home, new_ranking_id
 from urank.serve.list_ranking import Exploration
 from urank.serve.models import UserSplit
 from urank.serve.request_schemas import PROBLEM_JSON
@@ -207,7 +207,7 @@ def test_what_is_turned_away_is_counted() -> None:
 
 def test_feedback(tmp_path: Path) -> None:
     with client("trees") as http:
-        event = {"ranking_id": new_ranking_id(new_segment(1)), "item_id": "a"}
+        event = {"ranking_id": new_ranking_id(new_home(1), 1), "item_id": "a"}
         assert "keeps no feedback log" in refusal(http.post("/v1/feedback", json={"events": [event]}), 409)
     with client("trees", log=tmp_path / "log") as http:
         ranking = http.post("/v1/rank", json=example("trees")).json()
@@ -303,20 +303,19 @@ def test_a_model_that_lacks_the_method_of_the_server_is_refused(tmp_path: Path) 
 
 
 def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """A file where the folder of the write-ahead files was: nothing is acknowledged until it is a folder again."""
+    """A file where the folder of the databases was: nothing is acknowledged until it is a folder again."""
     log = tmp_path / "log"
     with client("trees", log=log) as http:
         assert http.get("/readyz").json() == {"status": "ready"}
-        shutil.rmtree(log / "wal")
-        (log / "wal").write_text("in the way")
+        shutil.rmtree(log / "records")
+        (log / "records").write_text("in the way")
         assert "nothing is acknowledged" in refusal(http.post("/v1/rank", json=example("trees")), 503)
         assert "cannot be written" in refusal(http.get("/readyz"), 503)
-        event = {"ranking_id": new_ranking_id(new_segment(1)), "item_id": "a"}
+        event = {"ranking_id": new_ranking_id(new_home(1), 1), "item_id": "a"}
         refusal(http.post("/v1/feedback", json={"events": [event]}), 503)
         assert http.get("/healthz").status_code == 200
         assert http.post("/v1/explain", json={"candidates": example("trees")["candidates"]}).status_code == 200
-        (log / "wal").unlink()
-        (log / "wal").mkdir()
+        (log / "records").unlink()
         assert http.post("/v1/rank", json=example("trees")).status_code == 200
         assert http.get("/readyz").status_code == 200
 

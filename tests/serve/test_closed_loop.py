@@ -10,7 +10,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import urank
 from serve.server import running
 from urank.client import Client
 from urank.lab.letor_simulation import SimulationConfig, simulate
-from urank.serve.feedback_export import CompactionStats, compact
+from urank.serve.feedback_export import ExportStats, export_feedback
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +57,7 @@ class Loop:
     candidates: pl.DataFrame
     shown: pl.DataFrame
     version: str
-    early: CompactionStats
+    early: ExportStats | None
     last: dict[str, Any]
     log: Path
     first: urank.URank
@@ -87,18 +86,18 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
     first = _fitted(known.drop("relevance", "propensity", "policy"), epochs=2)
     first.save(folder / "model")
     served = simulation.candidates.filter(pl.col("query_id").is_in(names[KNOWN:SERVED].implode()))
-    options = ("--log", log, "--explore", f"swap:{SHARE}", "--segment-seconds", 1)
+    options = ("--log", log, "--explore", f"swap:{SHARE}")
     with running(folder / "model", *options) as (url, process), Client(url) as client:
         users = Users(client, simulation.candidates, np.random.default_rng(12))
         for number in range(ROUNDS):
             users.visit(served.select("query_id", "item_id", *features))
             if number == 0:
-                early = _compacted(log)
+                early = export_feedback(log)  # while the server writes
         users.tell_the_rest()
         version = client.model().version
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT_SECONDS)
-    last = json.loads(_urank("feedback", log, "--window", 0, "--json"))
+    last = json.loads(_urank("feedback", log, "--json"))
     _urank("prepare", log / "log", "-o", folder / "prepared")
     following = _fitted(folder / "prepared", epochs=12)
     shown = pl.concat(users.shown)
@@ -150,17 +149,6 @@ def _fitted(log: Any, *, epochs: int) -> urank.URank:
     return urank.URank(method="score", clicks=clicks, scorer={"hidden": [32], "training": training}).fit(log)
 
 
-def _compacted(log: Path) -> CompactionStats:
-    """A part of the log, made while the server still writes: as soon as it has left its first file for the next."""
-    last = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < last:
-        found = compact(log, window_seconds=0)
-        if found is not None and found.rankings:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("the server never left its first file")
-
-
 def _urank(*arguments: object) -> str:
     command = [sys.executable, "-m", "urank", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -178,11 +166,11 @@ def test_the_log_has_all_that_was_shown_and_each_click_once(loop: Loop) -> None:
 
 def test_what_was_told_late_or_twice_is_known_as_such(loop: Loop) -> None:
     clicks = loop.shown["click"].sum()
+    assert loop.early is not None
     assert loop.early.rankings + loop.last["rankings"] == ROUNDS * (SERVED - KNOWN)
-    assert loop.early.clicks + loop.last["clicks"] + loop.last["late"] == clicks
-    assert loop.last["late"] > 0
-    assert loop.last["repeated"] > 0
-    assert loop.last["unmatched"] == loop.last["torn"] == loop.last["damaged"] == loop.last["waiting"] == 0
+    assert loop.early.clicks + loop.last["clicks"] + loop.last["amended"] == clicks
+    assert loop.last["amended"] > 0
+    assert loop.last["unmatched"] == loop.last["waiting"] == 0
     assert loop.last["logs"] == [str(loop.log)]
 
 

@@ -15,7 +15,7 @@ from serve.cases import KINDS, candidates, frame, lists_of, loaded, ranker, read
 from urank.abtest.exposures import assign_arms
 from urank.client.wire_schemas import Ranking
 from urank.ranking.utility import utility
-from urank.serve.feedback_store import new_ranking_id, new_segment
+from urank.serve.feedback_records import new_home, new_ranking_id
 from urank.serve.list_ranking import Exploration, RankedList, log_columns, log_record, rank_lists, shadow_orders
 from urank.serve.models import ActiveModels, UserSplit
 from urank.serve.request_arrays import MISSING, RequestLists
@@ -211,7 +211,7 @@ def test_exploration_moves_what_is_shown_and_nothing_else(seed: int, kind: Any, 
         if answer["policy"] == model.version:
             assert answer == before
         record = log_record(
-            each, lists, columns, ranking_id=new_ranking_id(new_segment(0)), exploration=exploration, time_us=1
+            each, lists, columns, ranking_id=new_ranking_id(new_home(0), 1), exploration=exploration, time_us=1
         )
         assert record.propensity is not None
         assert record.propensity.tolist() == exploration.propensities(each.ranks).tolist()
@@ -228,7 +228,7 @@ def test_what_is_logged_is_what_was_sent() -> None:
     for query, each, answer in zip(queries, shown, answers, strict=True):
         sent = {candidate["item_id"]: candidate for candidate in query["candidates"]}
         record = log_record(
-            each, lists, columns, ranking_id=new_ranking_id(new_segment(0)), exploration=None, time_us=5
+            each, lists, columns, ranking_id=new_ranking_id(new_home(0), 1), exploration=None, time_us=5
         )
         assert record.items == tuple(item["item_id"] for item in answer["items"])
         assert (record.query_id, record.user_id, record.arm, record.time_us) == (query["query_id"], "u", None, 5)

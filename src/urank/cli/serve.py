@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -19,21 +20,23 @@ from urank.errors import ConfigError
 from urank.serve.server_settings import Limits
 
 if TYPE_CHECKING:
-    from urank.serve.feedback_export import CompactionStats
+    from urank.serve.feedback_export import ExportStats
 
 
 @command()
 def feedback_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Feedback log of `urank serve --log`.")],
+    log: Annotated[
+        str,
+        typer.Argument(metavar="DIR|URL", help="Feedback log of `urank serve --log`, or database of `--sink`."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the files of an export from PostgreSQL."),
+    ] = None,
     window: Annotated[
         float,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="How long rankings wait for clicks before they are exported. 0 exports everything that no server is "
-            "writing to.",
-        ),
-    ] = 600.0,
+        typer.Option(min=0, metavar="SECONDS", help="How long rankings wait for clicks before they are exported."),
+    ] = 0.0,
     also: Annotated[
         list[Path] | None,
         typer.Option(
@@ -43,48 +46,57 @@ def feedback_command(
             "be repeated, and may be DIR itself.",
         ),
     ] = None,
+    upload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Copy new and changed files to a folder of any fsspec URL, as `s3://bucket/served` (needs "
+            "`pip install 'urank[remote]'`).",
+        ),
+    ] = None,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Export the feedback log of a server to Parquet for training.
 
-    A server appends rankings and feedback to write-ahead files. This command joins them into one row for each item
-    shown, clicked or not, as `urank prepare` and `urank abtest analyse` read it. Each click counts once, however often
-    it was reported. Clicks that arrive after the export of their ranking are joined later. The command may run while
-    the server does, as often as you like, and may be interrupted at any time: nothing is lost or counted twice.
+    Rankings and feedback become one row for each item shown, clicked or not, as `urank prepare` and `urank abtest
+    analyse` read it. Each click counts once, however often it was reported. Clicks that arrive after the export of
+    their ranking are joined later. The command may run while the server does, as often as you like, and may be
+    interrupted at any time: nothing is lost or counted twice.
 
-    Feedback on rankings that are not in this folder is kept in DIR/unmatched. With several servers, each with its own
-    folder, `--with` joins the feedback that others received.
+    Feedback on rankings that are not in this log is kept. With several servers, each with its own folder, `--with`
+    joins the feedback that others received.
 
-    Example: `urank feedback served --window 0`, or `urank feedback a --with b`
+    Example: `urank feedback served`, `urank feedback a --with b`, or `urank feedback postgresql://db/urank -o served`
     """
-    from urank.serve.feedback_export import LogParts, compact, shadow_agreement  # Polars is slow to load
+    from urank.serve.feedback_export import LogFolders, export_feedback, shadow_agreement  # Polars is slow to load
 
     with printing.progress() as report:
-        found = compact(folder, also=also or [], window_seconds=window, report=report)
+        found = export_feedback(
+            log, output=output, also=also or [], window_seconds=window, upload_to=upload, report=report
+        )
+    folder = Path(log) if output is None else output
     if found is None:
         raise ConfigError(f"{folder} is being exported by another process; wait until it has ended")
-    logs = [path for path in LogParts(folder).folders if any(path.glob("[!.]*.parquet"))]
+    logs = [path for path in LogFolders(folder).paths if any(path.glob("[!.]*.parquet"))]
     ranked, agreed = shadow_agreement(folder)
     shadow: dict[str, Any] | None = {"rankings": ranked, "same_first": agreed} if ranked else None
-    document = {**found.to_dict(), "logs": [str(path) for path in logs], "shadow": shadow}
-    printing.show(document, lambda console: None, *_lines(found, logs, window, ranked, agreed))
+    document = {**asdict(found), "logs": [str(path) for path in logs], "shadow": shadow}
+    printing.show(document, lambda console: None, *_lines(found, logs, ranked, agreed))
 
 
-def _lines(found: CompactionStats, logs: list[Path], window: float, ranked: int, agreed: int) -> list[str]:
+def _lines(found: ExportStats, logs: list[Path], ranked: int, agreed: int) -> list[str]:
     lines = [
         f"{found.rankings:,} rankings with {found.impressions:,} impressions, {found.clicks:,} clicks and "
         f"{found.conversions:,} conversions exported",
-        f"feedback: {found.late:,} late, {found.repeated:,} repeated, {found.unmatched:,} unmatched",
+        f"earlier impressions amended: {found.amended:,}; reports unmatched: {found.unmatched:,}, "
+        f"waiting for their rankings: {found.waiting:,}",
     ]
     if found.valueless:
         lines.append(f"values dropped, since their rankings were logged without values: {found.valueless:,}")
-    if found.torn or found.damaged:
-        lines.append(f"skipped: {found.torn:,} bytes of interrupted writes, {found.damaged:,} damaged bytes")
-    if found.waiting:
-        within = f", within {window:g} s of the last write" if window else ""
-        lines.append(f"write-ahead files waiting: {found.waiting:,} (open{within}, or with clicks on such)")
     if ranked:
         lines.append(f"the shadow had the same item first in {agreed:,} of {ranked:,} rankings ({agreed / ranked:.1%})")
+    if found.uploaded:
+        lines.append(f"files uploaded: {found.uploaded:,}")
     if len(logs) > 1:
         lines.append(f"the columns changed, so there are {len(logs)} logs: {', '.join(map(str, logs))}")
     if logs:
@@ -176,23 +188,17 @@ def serve_command(
             rich_help_panel=_LOG,
         ),
     ] = None,
-    segment_mb: Annotated[
-        int,
-        typer.Option(min=1, max=4096, help="Size at which a write-ahead file is closed.", rich_help_panel=_LOG),
-    ] = 64,
-    segment_seconds: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Age at which a write-ahead file is closed.", rich_help_panel=_LOG)
-    ] = 300,
-    join_seconds: Annotated[
-        float,
+    sink: Annotated[
+        str | None,
         typer.Option(
-            min=0,
-            max=604_800,
-            help="How long a closed write-ahead file waits for clicks before it becomes Parquet. Later clicks are "
-            "joined as well.",
+            metavar="URL",
+            help="PostgreSQL database that takes the feedback log instead of a folder, as "
+            "`postgresql://user@host/database` (needs `pip install 'urank[postgres]'`). `urank feedback URL -o DIR` "
+            "exports it. A password may come from PGPASSWORD.",
+            show_default="none",
             rich_help_panel=_LOG,
         ),
-    ] = 600,
+    ] = None,
     shadow: Annotated[
         Path | None,
         typer.Option(
@@ -271,8 +277,10 @@ def serve_command(
         raise ConfigError(
             f"--host {host} can be reached from outside, so a key is required: --key-file, or URANK_API_KEY"
         )
-    if explore is not None and log is None:
-        raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR")
+    if log is not None and sink is not None:
+        raise ConfigError("--log writes to a folder and --sink to a database; choose one")
+    if explore is not None and log is None and sink is None:
+        raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR or --sink URL")
     if test is None and (test_share, test_name) != (0.5, "serve"):
         raise ConfigError("--test-share and --test-name need a test: --test MODEL")
     if sample is not None and no_playground:
@@ -293,7 +301,10 @@ def serve_command(
 
     from urank.serve.list_ranking import Exploration  # slow to import, and the supervisor needs none of it
     from urank.serve.models import ModelSources, UserSplit
+    from urank.serve.postgres_sink import place_of
 
+    if sink is not None:
+        place_of(sink)  # refuse an invalid URL before the models are loaded
     hosts = tuple(allow_host or ())
     if is_loopback(host):
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
@@ -309,13 +320,11 @@ def serve_command(
         hosts=hosts,
         limits=validate(Limits, settings | {"body_bytes": int(body_mb * 2**20), "json_bytes": int(json_mb * 2**20)}),
         log=log,
+        sink=sink,
         exploration=None if explore is None else Exploration.parse(explore),
         sample=sample,
         playground=not no_playground,
         ignore_unknown=ignore_unknown,
-        segment_bytes=segment_mb * 2**20,
-        segment_seconds=segment_seconds,
-        join_seconds=join_seconds,
         access_log=access_log,
         trace=trace,
     )

@@ -234,7 +234,7 @@ class Routes:
             explore=None if config.exploration is None else str(config.exploration),
             shadow=shadow and Shadow(version=shadow.version, name=shadow.name),
             test=test and other and SplitTest(name=test.name, share=test.share, version=other.version),
-            log=config.log is not None,
+            log=config.log is not None or config.sink is not None,
             limits=config.limits.model_dump(),
         )
         return _json(facts)

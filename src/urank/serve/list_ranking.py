@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from urank.errors import ConfigError
 from urank.ranking.matching import Method
 from urank.ranking.utility import utility_of_items
-from urank.serve.feedback_store import FeedbackColumns, RankingRecord
+from urank.serve.feedback_records import FeedbackColumns, RankingRecord, feedback_columns
 from urank.serve.models import ARMS, ActiveModels, ServedModel
 from urank.serve.request_arrays import MISSING, CandidateArrays, RequestLists
 from urank.serve.request_schemas import Problem
@@ -264,7 +264,7 @@ def _clicks_from_top(table: Floats) -> Doubles:
 def log_columns(active: ActiveModels, lists: RequestLists, exploration: Exploration | None) -> FeedbackColumns:
     """Return the columns of the feedback log for the lists of a request."""
     value = active.takes_value or any(lists.has_values)
-    return FeedbackColumns(active.numeric, active.categorical, value=value, explored=exploration is not None)
+    return feedback_columns(active.numeric, active.categorical, value=value, explored=exploration is not None)
 
 
 def log_record(

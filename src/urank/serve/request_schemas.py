@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from urank.ranking.matching import Method
-from urank.serve.feedback_store import RANKING_ID
+from urank.serve.feedback_records import RANKING_ID
 
 if TYPE_CHECKING:
     from urank.serve.server_settings import Limits

@@ -42,14 +42,12 @@ class ServeConfig:
     key: str | None = field(default=None, repr=False)  # that requests must present; None only on a loopback address
     hosts: tuple[str, ...] = ()  # allowed names in the Host header, without port; any if empty
     limits: Limits = field(default_factory=Limits)
-    log: Path | None = None  # folder of the feedback log; None keeps no log
+    log: Path | None = None  # folder of the feedback log
+    sink: str | None = field(default=None, repr=False)  # URL of the database that takes its place; None keeps no log
     exploration: Exploration | None = None  # how lists are randomised; None leaves them as ranked
     sample: str | None = None  # log with lists for the playground
     playground: bool = True
     ignore_unknown: bool = False  # accept candidates with features that no model has
-    segment_bytes: int = 64 * 2**20  # size and age at which a write-ahead file is closed
-    segment_seconds: float = 300.0
-    join_seconds: float = 600.0  # how long a closed write-ahead file waits for late clicks before it becomes Parquet
     access_log: bool = False  # log a line for every request
     trace: bool = False  # export spans by OpenTelemetry
     seed: int | None = None  # of the exploration; None draws one from the system

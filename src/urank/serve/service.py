@@ -10,11 +10,13 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +24,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from urank.errors import DataError, UrankError
-from urank.serve.feedback_export import CompactionTask
-from urank.serve.feedback_store import (
-    FeedbackColumns,
-    FeedbackRecord,
-    Record,
-    ShadowRecord,
-    WalWriter,
-    check_log,
-    encode,
-    new_ranking_id,
-    new_segment,
-)
+from urank.serve import postgres_sink, sqlite_sink
+from urank.serve.feedback_records import FeedbackColumns, FeedbackRecord, ShadowRecord, new_home, new_ranking_id
+from urank.serve.feedback_sink import FeedbackSink
 from urank.serve.list_ranking import RankedList, log_columns, log_record, rank_lists, shadow_orders
 from urank.serve.logs import REQUEST
 from urank.serve.models import ActiveModels, load_models, resume_models
@@ -52,6 +45,8 @@ MAX_THREAD_TASKS = 8
 """Number of such requests in the threads and waiting for them, above which they are refused."""
 MAX_SHADOW_TASKS = 64
 TICK_SECONDS = 1.0
+EXPORT_SECONDS, EXPORT_WINDOW = 300.0, 600.0
+"""How often the feedback log is exported, and how long a ranking waits for its clicks before that."""
 
 logger = logging.getLogger("urank.serve")
 
@@ -131,16 +126,17 @@ class Service:
         self._set_model_info(self.context.active, 1)
         self.samples = self._read_samples()
         if config.log is not None:
-            check_log(config.log)
+            sqlite_sink.check_folder(config.log)
+        elif config.sink is not None:
+            postgres_sink.connect(config.sink).close()
         self._rng = np.random.default_rng(config.seed)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="urank")
         self._background = ThreadPoolExecutor(1, thread_name_prefix="urank background")
         self._in_threads = 0
-        self._writer: WalWriter | None = None
+        self._sink: FeedbackSink | None = None
         self._log_failed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
-        self._compaction: CompactionTask | None = None
 
     async def start(self, parent: int | None = None) -> None:
         """Open the log and start the background tasks; the server ends when its supervisor `parent` is gone."""
@@ -148,30 +144,28 @@ class Service:
             self._run_in_background(_end_with_parent(parent))
         config = self.config
         if config.log is not None:
-            self._writer = WalWriter(
-                config.log, segment_bytes=config.segment_bytes, segment_seconds=config.segment_seconds
-            )
-            self._run_in_background(self._rotate_segments(self._writer))
+            self._sink = sqlite_sink.SqliteSink(config.log)
             if self.compacts:
-                self._compaction = CompactionTask(config.log, config.join_seconds)
-                self._run_in_background(self._compaction.run())
+                self._run_in_background(_export_regularly(config.log))
+        elif config.sink is not None:
+            self._sink = postgres_sink.PostgresSink(config.sink)
+        if self._sink is not None:
+            self._run_in_background(self._probe_sink(self._sink))
 
     async def stop(self) -> None:
         """Cancel the background tasks and close the log."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._compaction is not None:
-            await self._compaction.stop()
-        if self._writer is not None:
-            await self._writer.close()
+        if self._sink is not None:
+            await self._sink.close()
         for threads in (self._threads, self._background):
             threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def ready(self) -> bool:
         """Whether requests can be served: False while the log cannot be written."""
-        return self._writer is None or self._writer.healthy
+        return self._sink is None or self._sink.healthy
 
     async def rank(self, context: RequestContext, lists: RequestLists) -> RankedRequest:
         """Rank lists; the rankings are durable when this returns. Raise a `Problem` if the log cannot be written."""
@@ -203,11 +197,9 @@ class Service:
 
     async def feedback(self, events: Sequence[Event]) -> int:
         """Log events, which are durable when this returns; returns their number."""
-        writer = self._writer
-        if writer is None:
+        if self._sink is None:
             raise Problem(409, "this server keeps no feedback log; start it with --log DIR")
-        now = time.time_ns() // 1_000
-        await self._append(writer, [FeedbackRecord(**dict(each), time_us=now) for each in events])
+        await self._append(self._sink, feedback=[FeedbackRecord(**dict(each)) for each in events])
         self.metrics.events.labels("click").inc(sum(each.click for each in events))
         self.metrics.events.labels("conversion").inc(sum(each.conversion for each in events))
         return len(events)
@@ -244,7 +236,7 @@ class Service:
 
     def _context_of(self, active: ActiveModels) -> RequestContext:
         config = self.config
-        if config.log is not None:  # fail fast on features named like columns of the log
+        if config.log is not None or config.sink is not None:  # fail fast on features named like columns of the log
             FeedbackColumns(active.numeric, active.categorical, value=True, explored=True)
         reader = CandidateReader(
             active.numeric, active.categorical, config.limits, ignore_unknown=config.ignore_unknown
@@ -277,29 +269,26 @@ class Service:
         self, context: RequestContext, lists: RequestLists, rankings: Sequence[RankedList]
     ) -> tuple[list[str], float]:
         """Write rankings to the log; returns their ids, and how long it took."""
-        writer, exploration = self._writer, self.config.exploration
+        sink, exploration = self._sink, self.config.exploration
         now = time.time_ns() // 1_000
-        if writer is None:
-            segment = new_segment(now // 1_000)
-            return [new_ranking_id(segment) for _ in rankings], 0.0
+        if sink is None:
+            home = new_home(now)
+            return [new_ranking_id(home, number) for number in range(1, len(rankings) + 1)], 0.0
         started = time.perf_counter()
         columns = log_columns(context.active, lists, exploration)
-        ids = [new_ranking_id(writer.segment) for _ in rankings]  # no await until the append: ids name its segment
+        ids = [sink.new_ranking_id() for _ in rankings]  # no await until the append: ids name its home
         records = [
             log_record(each, lists, columns, ranking_id=ranking_id, exploration=exploration, time_us=now)
             for each, ranking_id in zip(rankings, ids, strict=True)
         ]
-        await self._append(writer, records, columns)
+        await self._append(sink, rankings=records, columns=columns)
         seconds = time.perf_counter() - started
         self.metrics.log_seconds.observe(seconds)
         return ids, seconds
 
-    async def _append(
-        self, writer: WalWriter, records: Sequence[Record], columns: FeedbackColumns | Sequence[FeedbackColumns] = ()
-    ) -> None:
-        payloads = [encode(record) for record in records]
+    async def _append(self, sink: FeedbackSink, **records: Any) -> None:
         try:
-            await writer.append(payloads, columns)
+            await sink.append(**records)
         except DataError as error:
             if not self._log_failed:  # once, since a line per request would fill the disk that is full
                 logger.error("%s", error)
@@ -316,12 +305,11 @@ class Service:
         for order, each in zip(orders, rankings, strict=True):
             agrees = order[0] == lists.item_ids[int(each.rows[each.ranks.argmin()])]  # before exploration
             self.metrics.shadow.labels("same first" if agrees else "other first").inc()
-        if self._writer is not None:
-            now, version = time.time_ns() // 1_000, context.active.shadow.version
-            pairs = zip(ids, orders, strict=True)
-            records = [ShadowRecord(ranking_id, version, now, tuple(order)) for ranking_id, order in pairs]
+        if self._sink is not None:
+            version = context.active.shadow.version
+            records = [ShadowRecord(ranking_id, version, order) for ranking_id, order in zip(ids, orders, strict=True)]
             with suppress(Problem):  # it is logged, and no request waits for it
-                await self._append(self._writer, records)
+                await self._append(self._sink, shadows=records)
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -333,12 +321,12 @@ class Service:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a background task failed", exc_info=error)
 
-    async def _rotate_segments(self, writer: WalWriter) -> None:
-        """Close write-ahead files that are old."""
+    async def _probe_sink(self, sink: FeedbackSink) -> None:
+        """Notice when the log cannot be written, and when it can be again."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            writer.maybe_rotate()
-            self._log_failed = self._log_failed and not writer.healthy
+            sink.probe()
+            self._log_failed = self._log_failed and not sink.healthy
 
 
 async def _end_with_parent(parent: int) -> None:
@@ -346,3 +334,22 @@ async def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         await asyncio.sleep(TICK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _export_regularly(folder: Path) -> None:
+    """Export the feedback log to Parquet, in a separate process that takes no time from requests."""
+    command = (sys.executable, "-m", "urank", "feedback", str(folder), "--window", f"{EXPORT_WINDOW:g}", "--quiet")
+    while True:
+        await asyncio.sleep(EXPORT_SECONDS)
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        except OSError as error:  # out of memory or processes: the next attempt may succeed
+            logger.warning("the feedback log was not exported to Parquet: %s", error.strerror)
+            continue
+        try:
+            if await process.wait():
+                logger.warning("the feedback log was not exported to Parquet; see the line above")
+        finally:  # it may be interrupted at any time
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
