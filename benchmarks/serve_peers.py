@@ -12,6 +12,7 @@ Uvicorn as the server does.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,6 @@ def _peer(folder: Path) -> None:
     from pydantic import BaseModel
 
     from urank.learning.features import Featurizer
-    from urank.serve.processes import open_socket
 
     class Item(BaseModel):
         item_id: str
@@ -125,7 +125,7 @@ def _peer(folder: Path) -> None:
     ready.__annotations__ = {"return": dict[str, int]}
     app.post("/v1/rank")(rank)
     app.get("/readyz")(ready)
-    sock = open_socket("127.0.0.1", 0)
+    sock = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none"
