@@ -36,9 +36,9 @@ PACKAGES = (
     "torch",
     "lightgbm",
     "onnxruntime",
-    "fastapi",
+    "starlette",
     "uvicorn",
-    "pydantic",
+    "msgspec",
 )
 
 

@@ -1,21 +1,25 @@
 """What the server is measured against, as processes of their own.
 
-    python -m benchmarks.serve_peers bare MODEL CALLS BODY...     decode JSON and call the graphs, nothing else
-    python -m benchmarks.serve_peers fastapi|strict               a FastAPI endpoint that only parses the body
+    python -m benchmarks.serve_peers bare MODEL CALLS BODY...     decode JSON and call the graph, nothing else
+    python -m benchmarks.serve_peers fastapi MODEL                a minimal application of FastAPI and ONNX Runtime
 
-`fastapi` is an endpoint as the manual has it: the framework decodes the body and validates it. `strict` reads the body
-and has Pydantic validate it straight from the bytes, which is faster. Both run on Uvicorn as the server does.
+The minimal application is as the manual has it: the framework decodes and validates the body, the handler makes a
+matrix, adds the within-list columns by the server's own function, runs the graph of the click model, sorts by expected
+utility at the first position, and returns the items. It checks no key, logs nothing and counts nothing. It runs on
+Uvicorn as the server does.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +27,8 @@ Times = dict[str, list[float]]
 
 
 def bare(model: Path, bodies: Sequence[bytes], calls: int) -> Times:
-    """Milliseconds of each call, from a process of its own: `strict`, `json`, and the graphs alone as `graphs`."""
+    """Milliseconds of each call, from a process of its own: decoded by msgspec, by the json module, and not; and
+    the mean CPU time of the last."""
     with tempfile.TemporaryDirectory(prefix="urank-bare-") as folder:
         files = [Path(folder) / f"{number}.json" for number in range(len(bodies))]
         for file, body in zip(files, bodies, strict=True):
@@ -35,63 +40,105 @@ def bare(model: Path, bodies: Sequence[bytes], calls: int) -> Times:
 
 
 def _bare(folder: Path, bodies: Sequence[bytes], calls: int) -> Times:
-    import onnxruntime
-    from pydantic_core import from_json
+    import msgspec
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    sessions = [onnxruntime.InferenceSession(folder / name, options) for name in ("clicks.onnx", "scorer.onnx")]
+    from urank.learning.features import Featurizer
+
+    session = _session(folder / "clicks.onnx")
+    featurizer = Featurizer.from_dict(json.loads((folder / "features.json").read_text(encoding="utf-8")))
     first = json.loads(bodies[0])["candidates"]
-    numeric = np.array([list(each["features"].values()) for each in first], dtype=np.float32)
-    given = {"numeric": numeric, "categorical": np.zeros((len(numeric), 0), dtype=np.int64)}
-    graphs = [(graph, {entry.name: given[entry.name] for entry in graph.get_inputs()}) for graph in sessions]
+    raw = np.array([list(each["features"].values()) for each in first], dtype=np.float32)
+    numeric = featurizer.add_within(raw, np.array([0, len(raw)]))
+    feed = {"numeric": numeric, "categorical": np.zeros((len(raw), 0), dtype=np.int64)}
 
     def whole(decode: Callable[[bytes], object], number: int) -> float:
         begun = time.perf_counter()
         decode(bodies[number % len(bodies)])
-        for graph, feed in graphs:
-            graph.run(None, feed)
+        session.run(None, feed)
         return 1e3 * (time.perf_counter() - begun)
 
-    ways: dict[str, Callable[[bytes], object]] = {"strict": from_json, "json": json.loads, "graphs": len}
+    ways: dict[str, Callable[[bytes], object]] = {"decoded": msgspec.json.decode, "json": json.loads, "graph": len}
     for number in range(50):
         for decode in ways.values():
             whole(decode, number)
-    return {name: [whole(decode, number) for number in range(calls)] for name, decode in ways.items()}
+    begun = time.process_time()
+    for number in range(calls):
+        whole(len, number)
+    cpu = 1e3 * (time.process_time() - begun) / calls
+    times = {name: [whole(decode, number) for number in range(calls)] for name, decode in ways.items()}
+    return {**times, "graph, CPU time": [cpu]}
 
 
-def _peer(kind: str) -> None:
-    """Serve an endpoint that parses, until a signal ends it."""
+def _peer(folder: Path) -> None:
+    """Serve a minimal application until a signal ends it: parse, run the graph, sort, answer."""
     import uvicorn
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
+    from pydantic import BaseModel
 
-    from urank.serve.processes import open_socket
-    from urank.serve.request_schemas import NumericFeatures, RankQuery
+    from urank.learning.features import Featurizer
 
+    class Item(BaseModel):
+        item_id: str
+        features: dict[str, float | None]
+        value: float = 1.0
+
+    class Query(BaseModel):
+        query_id: str
+        candidates: list[Item]
+
+    class Ranked(BaseModel):
+        item_id: str
+        position: int
+        click: float
+        utility: float
+
+    class Ranking(BaseModel):
+        query_id: str
+        utility: float
+        items: list[Ranked]
+
+    featurizer = Featurizer.from_dict(json.loads((folder / "features.json").read_text(encoding="utf-8")))
+    names = [feature.name for feature in featurizer.numeric]
+    session = _session(folder / "clicks.onnx")
+    positions = np.arange(session.get_outputs()[0].shape[1])
     app = FastAPI()
-    query_type = RankQuery[NumericFeatures]
 
-    async def whole(body: query_type) -> dict[str, int]:
-        return {"candidates": len(body.candidates)}
-
-    async def strict(request: Request) -> dict[str, int]:
-        return {"candidates": len(query_type.model_validate_json(await request.body()).candidates)}
+    async def rank(query: Query) -> Ranking:
+        rows = [[item.features[name] for name in names] for item in query.candidates]
+        numeric = featurizer.add_within(np.array(rows, dtype=np.float32), np.array([0, len(rows)]))
+        feed = {"numeric": numeric, "categorical": np.zeros((len(rows), 0), dtype=np.int64)}
+        table = np.exp(session.run(None, feed)[0])
+        values = np.array([item.value for item in query.candidates])
+        best = np.argsort(-table[:, 0] * values, kind="stable")[: len(positions)]
+        clicks = table[best, positions[: len(best)]].tolist()
+        items = [
+            Ranked(item_id=query.candidates[row].item_id, position=k, click=click, utility=click * values[row])
+            for k, (row, click) in enumerate(zip(best, clicks, strict=True), 1)
+        ]
+        return Ranking(query_id=query.query_id, utility=sum(item.utility for item in items), items=items)
 
     async def ready() -> dict[str, int]:
         return {}
 
     # The annotations of this module are text, and these types are known here alone.
-    whole.__annotations__ = {"body": query_type, "return": dict[str, int]}
-    strict.__annotations__ = {"request": Request, "return": dict[str, int]}
-    app.post("/v1/rank")(whole if kind == "fastapi" else strict)
+    rank.__annotations__ = {"query": Query, "return": Ranking}
     ready.__annotations__ = {"return": dict[str, int]}
+    app.post("/v1/rank")(rank)
     app.get("/readyz")(ready)
-    sock = open_socket("127.0.0.1", 0)
+    sock = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none"
     )
     uvicorn.Server(settings).run(sockets=[sock])
+
+
+def _session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options)
 
 
 if __name__ == "__main__":
@@ -100,4 +147,4 @@ if __name__ == "__main__":
         folder, calls, *files = rest
         print(json.dumps(_bare(Path(folder), [Path(file).read_bytes() for file in files], int(calls))))
     else:
-        _peer(kind)
+        _peer(Path(rest[0]))

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.serve_load import Connection
@@ -28,43 +29,75 @@ ARROW = "application/vnd.apache.arrow.stream"
 KEY = "a-key-of-the-benchmark"
 
 
-def write_served_model(folder: Path, *, seed: int = 0) -> Path:
-    """A model with 136 features and networks of the default size. How fast it is does not depend on its weights, so
-    these are random."""
-    import torch  # slow to load, and not needed by what only asks a server
+def write_served_model(folder: Path, *, features: int = len(FEATURES), seed: int = 0) -> Path:
+    """A model of the default kind, networks and trees on features and their within-list columns. How fast it is does
+    not depend on its weights, so these are random."""
+    import lightgbm  # slow to load, as torch, and not needed by what only asks a server
+    import torch
 
-    from urank.clicks.calibration import Temperature
-    from urank.clicks.click_model import ClickModel, NetworkClicks
-    from urank.clicks.families import build_network
-    from urank.clicks.fitting import ClickConfig
+    from urank.clicks.calibration import Calibration
+    from urank.clicks.click_model import ClickModel
+    from urank.clicks.shrunk import TREE_PARAMETERS, ShrunkClicks, ShrunkNetwork, tree_model
     from urank.learning.features import Featurizer, Numeric
     from urank.model_io import save_model
     from urank.ranking.ranking_model import RankingModel, UrankConfig
     from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
-    featurizer = Featurizer(tuple(Numeric(name, 1.0, 1.0, missing=False) for name in FEATURES), ())
+    names = FEATURES[:features]
+    raw = tuple(Numeric(name, 1.0, 1.0, missing=False) for name in names)
+    compared = (f"{name} in list: {kind}" for kind in ("z", "rank", "mean") for name in names)
+    derived = tuple(Numeric(name, 0.5, 1.0, missing=False) for name in (*compared, "list size"))
+    featurizer = Featurizer(raw, (), names, derived)
+    rng = np.random.default_rng(seed)
+    rows, clicked = rng.lognormal(size=(4_000, 3 * features)), rng.random(4_000) < 0.2
+    parameters = {**TREE_PARAMETERS, "num_threads": 1, "min_data_in_leaf": 10}
+    booster = lightgbm.train(parameters, lightgbm.Dataset(rows, clicked, group=[20] * 200), num_boost_round=100)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = build_network("monotone", featurizer, POSITIONS).eval()
+        network = ShrunkNetwork(featurizer, POSITIONS, (64,), 0.0).eval()
         scorer = NetworkScorer(ScoreNetwork(featurizer, None).eval())
-    calibration = Temperature(POSITIONS, [1.1] * POSITIONS, [0.1] * POSITIONS, monotone=True)
-    clicks = ClickModel(featurizer, POSITIONS, (NetworkClicks("monotone", network),), calibration)
-    config = UrankConfig(clicks=ClickConfig(families=("monotone",)))
-    save_model(RankingModel(clicks, scorer, "score"), config, folder)
+    member = ShrunkClicks(network, tree_model(booster.model_to_string(), featurizer))
+    clicks = ClickModel(featurizer, POSITIONS, (member,), Calibration(POSITIONS, monotone=True))
+    save_model(RankingModel(clicks, scorer, "match"), UrankConfig(), folder)
     return folder
 
 
-def features_of(candidates: int, seed: int) -> NDArray[np.float32]:
+def write_items(path: Path, items: int, features: int) -> Path:
+    """Features of items for `--items`."""
+    values = np.random.default_rng(0).lognormal(size=(items, features)).astype(np.float32)
+    columns = {"item_id": [f"item-{number}" for number in range(items)]}
+    pq.write_table(pa.table(columns | dict(zip(FEATURES, values.T, strict=False))), path)
+    return path
+
+
+def columnar(body: bytes) -> bytes:
+    """A query as columns."""
+    query = json.loads(body)
+    listed = query.pop("candidates")
+    columns = {name: [each["features"][name] for each in listed] for name in listed[0]["features"]}
+    query |= {"item_id": [each["item_id"] for each in listed], "features": columns}
+    return json.dumps(query, separators=(",", ":")).encode()
+
+
+def by_id_requests(candidates: int, items: int, count: int = 8) -> list[bytes]:
+    """Lists of items that the server holds."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(items, candidates, replace=False).tolist() for _ in range(count)]
+    bodies = [{"query_id": "q", "item_id": [f"item-{number}" for number in each]} for each in drawn]
+    return [post("/v1/rank", json.dumps(body, separators=(",", ":")).encode()) for body in bodies]
+
+
+def features_of(candidates: int, seed: int, features: int = len(FEATURES)) -> NDArray[np.float32]:
     """Numbers with six digits, as the files of MSLR have them; more digits would make every parser slower."""
-    values = np.random.default_rng(seed).lognormal(size=(candidates, len(FEATURES)))
+    values = np.random.default_rng(seed).lognormal(size=(candidates, features))
     return np.array([[float(f"{value:.6g}") for value in row] for row in values], dtype=np.float32)
 
 
-def json_body(candidates: int, seed: int, method: str | None = None) -> bytes:
+def json_body(candidates: int, seed: int, method: str | None = None, features: int = len(FEATURES)) -> bytes:
     """A query as JSON."""
-    rows = [[float(f"{value:.6g}") for value in row] for row in features_of(candidates, seed).tolist()]
+    rows = [[float(f"{value:.6g}") for value in row] for row in features_of(candidates, seed, features).tolist()]
     listed = [
-        {"item_id": f"item-{seed}-{number}", "features": dict(zip(FEATURES, row, strict=True))}
+        {"item_id": f"item-{seed}-{number}", "features": dict(zip(FEATURES, row, strict=False))}
         for number, row in enumerate(rows)
     ]
     query = {"query_id": f"query-{seed}", **({} if method is None else {"method": method}), "candidates": listed}
@@ -124,6 +157,12 @@ class Running:
     process: subprocess.Popen[str]
     port: int
     start_seconds: float
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     @property
     def megabytes(self) -> float:

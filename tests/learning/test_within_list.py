@@ -84,10 +84,12 @@ def test_columns_move_with_the_items(numbers: list[float]) -> None:
     )
 
 
+@pytest.mark.parametrize("missing", [True, False])
 @pytest.mark.parametrize("chunk", [2**6, 2**19])
-def test_a_list_alone_has_the_same_bits(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_a_list_alone_has_the_same_bits(monkeypatch: pytest.MonkeyPatch, chunk: int, missing: bool) -> None:
     lengths = [1, 15, 7, 33, 15, 40, 41, 300, 2, 0, 64, 15]
     values, offsets = random_values(lengths, 3), offsets_of(lengths)
+    values = values if missing else np.nan_to_num(values, nan=2.0, posinf=3.0, neginf=-3.0)
     monkeypatch.setattr(module, "CHUNK_CELLS", chunk)
     together = within_list(values, offsets)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from urank.log.ragged import pad, where_items
 from urank.ranking import matching
-from urank.ranking.matching import match
+from urank.ranking.matching import match, match_first
 from urank.ranking.utility import utility
 
 
@@ -157,6 +157,20 @@ def test_the_same_items_keep_their_input_order(batch: Batch) -> None:
         for kind in range(len(items)):
             of_kind = row[mask][kinds == kind]
             assert of_kind.tolist() == sorted(of_kind.tolist())
+
+
+@given(batches(), st.booleans())
+def test_the_first_items_are_those_of_the_matching(batch: Batch, doubled: bool) -> None:
+    for weights, mask in zip(batch.weights, batch.where, strict=True):
+        one = np.concatenate([weights[mask]] * (1 + doubled))
+        first = match_first(one)
+        assert len(first) == min(one.shape)
+        assert first.tolist() == np.argsort(match(one[None])[0])[: len(first)].tolist()
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be finite"):
+        match_first(np.array([[np.nan, 1.0]]))
 
 
 @given(batches())

@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from urank.serve.app import build_app
 from urank.serve.models import ActiveModels, ModelSources, ServedModel, load_served
 from urank.serve.request_arrays import CandidateReader, RequestLists
-from urank.serve.request_schemas import request_models
+from urank.serve.request_schemas import parse, request_types
 from urank.serve.server_settings import Limits, ServeConfig
 
 with warnings.catch_warnings():
@@ -137,8 +138,18 @@ def reader_of(served: ActiveModels | ServedModel, *, ignore_unknown: bool = Fals
 
 def lists_of(reader: CandidateReader, queries: Sequence[dict[str, Any]], *, batch: bool = True) -> RequestLists:
     """Requests as arrays, by way of the types that parse bodies."""
-    model = request_models(bool(reader.categorical), Limits(candidates=10**6, queries=10**6))["RankQuery"]
-    return reader.lists([model.model_validate(query) for query in queries], batch=batch)
+    limits = Limits(candidates=10**6, queries=10**6)
+    decoder = request_types(reader.numeric, reader.categorical, limits, ignore_unknown=reader.ignore_unknown).rank
+    return reader.lists([parse(decoder, msgspec.json.encode(query)) for query in queries], batch=batch)
+
+
+def items_file(folder: Path, kind: str = "trees", count: int = 20, seed: int = 3, **columns: Any) -> Path:
+    """A file of items with all features of a model, and more columns."""
+    made = candidates(loaded(kind), np.random.default_rng(seed), count, values=False)
+    query = {"query_id": "q", "candidates": made}
+    table = frame([query]).drop("query_id", "value").with_columns(**columns)
+    table.write_parquet(folder / "items.parquet")
+    return folder / "items.parquet"
 
 
 @contextmanager

@@ -88,10 +88,23 @@ def valid_bodies(facts: Facts, candidates: int = 3) -> dict[str, dict[str, Any]]
     features |= dict.fromkeys(facts["features"]["categorical"], "red")
     items = [{"item_id": f"i{k}", "features": dict(features), "value": 1.5} for k in range(candidates)]
     query = {"query_id": "q", "user_id": "u", "positions": 5, "method": "match", "candidates": items}
+    columns = {name: [value] * candidates for name, value in features.items()}
+    context = columns.popitem()[0]
+    by_column = {
+        "query_id": "q",
+        "positions": 5,
+        "item_id": [f"i{k}" for k in range(candidates)],
+        "features": columns,
+        "value": [1.5] * candidates,
+        "context": {context: features[context]},
+    }
     event = {"ranking_id": RANKING_ID, "item_id": "i0", "click": True, "conversion": False, "value": 2.5}
     return {
         "/v1/rank": query,
         "/v1/rank batch": {"queries": [query, {**query, "query_id": "r"}]},
+        "/v1/rank columns": by_column,
+        "/v1/models/default/rank": {"queries": [by_column]},
+        "/v1/explain columns": by_column | {"orders": {"mine": ["i0"]}},
         "/v1/explain": {"query_id": "q", "positions": 5, "candidates": items, "orders": {"mine": ["i1", "i0"]}},
         "/v1/feedback": {"events": [event, event]},
     }

@@ -27,14 +27,14 @@ END_SECONDS = 30.0
 
 @contextmanager
 def running(
-    model: Path, *options: object, environment: Mapping[str, str] | None = None, output: Path | None = None
+    model: Path | None, *options: object, environment: Mapping[str, str] | None = None, output: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """`urank serve MODEL` with more options on a free port: its address and its process, once it answers.
 
     It is ended with SIGTERM at the end of the block, unless the block did so itself.
 
     Args:
-        model: the folder to serve.
+        model: the folder to serve; None if the options name models.
         options: as on the command line.
         environment: variables beside those of this process, of which the key is left out.
         output: a file for what it prints; a failed start shows it.
@@ -44,7 +44,8 @@ def running(
     """
     variables = {key: text for key, text in os.environ.items() if key != "URANK_API_KEY"}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
-    command = [sys.executable, "-m", "urank", "serve", str(model), "--port", "0", *map(str, options)]
+    models = [] if model is None else [str(model)]
+    command = [sys.executable, "-m", "urank", "serve", *models, "--port", "0", *map(str, options)]
     with tempfile.TemporaryDirectory() as folder:
         said = output or Path(folder) / "output"
         with said.open("wb") as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +20,7 @@ from serve.server import running
 from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
 from urank.serve.feedback_records import new_home, new_ranking_id
 from urank.serve.list_ranking import Exploration
-from urank.serve.models import UserSplit
+from urank.serve.models import ModelSources, UserSplit
 from urank.serve.request_schemas import PROBLEM_JSON
 from urank.serve.server_settings import Limits
 
@@ -68,7 +69,7 @@ def test_what_is_served_is_told() -> None:
     assert facts["shadow"] == {"version": loaded("network").version, "name": loaded("network").name}
     assert facts["test"] == {"name": "a test", "share": 0.25, "version": loaded("numbers").version}
     assert facts["limits"] == Limits().model_dump()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", facts["loaded"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", facts["loaded"])
 
 
 def test_exploration_and_the_log_are_told(tmp_path: Path) -> None:
@@ -80,19 +81,48 @@ def test_exploration_and_the_log_are_told(tmp_path: Path) -> None:
 def test_ranking_and_explaining() -> None:
     with client("trees") as http:
         one = http.post("/v1/rank", json=example("trees")).json()
-        Ranking.model_validate(one)
+        msgspec.convert(one, Ranking)
         several = http.post("/v1/rank", json=batch("trees", [3, 1, 8])).json()
-        RankingBatch.model_validate(several)
+        msgspec.convert(several, RankingBatch)
         assert [len(each["items"]) for each in several["rankings"]] == [3, 1, 5]
         only = http.post("/v1/rank", json=batch("trees", [2])).json()
         assert list(only) == ["rankings"]
         query = {key: value for key, value in example("trees").items() if key != "query_id"}
         explained = http.post("/v1/explain", json=query).json()
-        Explanation.model_validate(explained)
+        msgspec.convert(explained, Explanation)
         by_score = next(order for order in explained["orders"] if order["name"] == "score")
         assert by_score["items"] == [item["item_id"] for item in one["items"]]
         identities = [one["ranking_id"], *(each["ranking_id"] for each in several["rankings"])]
         assert len(set(identities)) == 4
+
+
+def test_several_models_by_name(tmp_path: Path) -> None:
+    """Each takes its own features; the first is also that of the paths without a name."""
+    others = {"search": ModelSources(saved("numbers"))}
+    with client("trees", name="home", others=others, log=tmp_path / "log") as http:
+        versions = {"home": loaded("trees").version, "search": loaded("numbers").version}
+        assert http.get("/v1/models").json() == {"models": versions}
+        for name, kind in (("home", "trees"), ("search", "numbers")):
+            ranking = http.post(f"/v1/models/{name}/rank", json=example(kind)).json()
+            assert (ranking["model"], ranking["policy"]) == (versions[name], versions[name])
+            assert http.get(f"/v1/models/{name}").json()["version"] == versions[name]
+            candidates_ = {"candidates": example(kind)["candidates"]}
+            assert http.post(f"/v1/models/{name}/explain", json=candidates_).json()["model"] == versions[name]
+            event = {"ranking_id": ranking["ranking_id"], "item_id": ranking["items"][0]["item_id"]}
+            assert http.post("/v1/feedback", json={"events": [event]}).status_code == 202
+        assert http.post("/v1/rank", json=example("trees")).json()["model"] == versions["home"]
+        refusal(http.post("/v1/models/search/rank", json=example("trees")), 422)
+        for path in ("/v1/models/other/rank", "/v1/models/other/explain"):
+            assert "there is no model of this name" in refusal(http.post(path, json=example("trees")), 404)
+        assert "there is no model of this name" in refusal(http.get("/v1/models/other"), 404)
+        found = counted(http.get("/metrics").text)
+        assert {key[1:] for key in found if key[0] == "urank_model_info"} == {
+            ("main", versions["home"]),
+            ("search", versions["search"]),
+        }
+        assert found["urank_requests_total", "/v1/models/{name}/rank", "200"] == 2
+        described = http.get("/openapi.json").json()["paths"]["/v1/models/{name}/rank"]["post"]["requestBody"]
+        assert described["content"]["application/json"]["schema"] == {"type": "object"}
 
 
 def test_a_batch_is_known_by_its_first_field() -> None:
@@ -215,7 +245,7 @@ def test_feedback(tmp_path: Path) -> None:
         more = [event, {**event, "conversion": True, "value": 2.5}, {**event, "click": False}]
         answer = http.post("/v1/feedback", json={"events": more})
         assert answer.status_code == 202
-        assert Accepted.model_validate(answer.json()).accepted == 3
+        assert msgspec.convert(answer.json(), Accepted).accepted == 3
         found = counted(http.get("/metrics").text)
         assert found["urank_feedback_events_total", "click"] == 2
         assert found["urank_feedback_events_total", "conversion"] == 1
@@ -258,15 +288,15 @@ def test_another_model_is_served_after_a_reload(tmp_path: Path) -> None:
         assert same == {"version": loaded("trees").version, "changed": False, "status": "unchanged"}
         replaced(folder, "trees", seed=1)
         changed = http.post("/v1/reload")
-        Reloaded.model_validate(changed.json())
+        msgspec.convert(changed.json(), Reloaded)
         assert changed.json() == {"version": loaded("trees", 1).version, "changed": True, "status": "reloaded"}
         assert http.post("/v1/rank", json=example("trees")).json()["model"] == loaded("trees", 1).version
         replaced(folder, "numbers")
         assert http.post("/v1/reload").status_code == 200
         refusal(http.post("/v1/rank", json=example("trees")), 422)
         assert http.post("/v1/rank", json=example("numbers")).json()["model"] == loaded("numbers").version
-        features = http.get("/openapi.json").json()["components"]["schemas"]["Candidate"]["properties"]["features"]
-        assert features["required"] == ["price", "emb[0]", "2nd rate"]
+        features = http.get("/openapi.json").json()["components"]["schemas"]["Features"]
+        assert list(features["properties"]) == ["price", "emb[0]", "2nd rate"]
         found = counted(http.get("/metrics").text)
         assert found["urank_reloads_total", "reloaded"] == 2
         assert found["urank_reloads_total", "unchanged"] == 1
@@ -363,8 +393,8 @@ def test_answers_are_json_whatever_the_values() -> None:
             text = http.post("/v1/rank", json={**body, "method": method, "positions": 9}).text
             assert "NaN" not in text
             assert "Infinity" not in text
-            Ranking.model_validate_json(text)
-        Explanation.model_validate_json(http.post("/v1/explain", json={"candidates": body["candidates"]}).text)
+            msgspec.json.decode(text, type=Ranking)
+        msgspec.json.decode(http.post("/v1/explain", json={"candidates": body["candidates"]}).text, type=Explanation)
 
 
 def test_ids_are_given_back_as_they_came() -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -25,7 +26,9 @@ seeds = st.integers(0, 2**32 - 1)
 
 def explained(kind: str, query: dict[str, Any], orders: dict[str, list[str]] | None = None) -> dict[str, Any]:
     model = loaded(kind)
-    return explain(ActiveModels(model), lists_of(reader_of(model), [query]), orders or {})
+    answer = explain(ActiveModels(model), lists_of(reader_of(model), [query]), orders or {})
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
+    return found
 
 
 @given(st.sampled_from(KINDS), seeds, st.integers(1, 12), st.none() | st.integers(1, 9))
@@ -35,7 +38,7 @@ def test_utilities_are_those_of_the_table(kind: str, seed: int, count: int, aske
     ids = [each["item_id"] for each in query["candidates"]]
     mine = [ids[place] for place in rng.permutation(count)[: rng.integers(1, count + 1)]]
     answer = explained(kind, query, {"mine": mine})
-    Explanation.model_validate(answer)
+    msgspec.convert(answer, Explanation)
     places = min(asked or 5, 5)
     assert answer["positions"] == places
     assert [item["item_id"] for item in answer["items"]] == ids
@@ -68,14 +71,14 @@ def test_it_is_what_ranking_shows(kind: str, seed: int, count: int, asked: int |
     for order in answer["orders"]:
         lists = lists_of(reader_of(model), [{**query, "method": order["name"]}])
         (shown,) = rank_lists(ActiveModels(model), lists, exploration=None, rng=rng)
-        ranked = shown.to_dict(lists, "id")
+        ranked = msgspec.to_builtins(shown.answer(lists, "id"))
         assert [item["item_id"] for item in ranked["items"]] == order["items"]
         assert ranked["utility"] == pytest.approx(order["utility"])
         assert [item["utility"] for item in ranked["items"]] == pytest.approx(order["utilities"])
         rows = {item["item_id"]: item for item in answer["items"]}
         for item in ranked["items"]:
             assert item["click"] == pytest.approx(rows[item["item_id"]]["clicks"][item["position"] - 1])
-            assert item["score"] == rows[item["item_id"]]["score"]
+            assert item["score"] == (rows[item["item_id"]]["score"] if order["name"] == "score" else None)
 
 
 def test_a_table_that_is_rounded_up_is_no_failure(tmp_path: Path) -> None:
@@ -89,8 +92,8 @@ def test_a_table_that_is_rounded_up_is_no_failure(tmp_path: Path) -> None:
     model = load_served(tmp_path / "model")
     query = {"query_id": "q", "candidates": candidates(model, np.random.default_rng(0), 2, values=False)}
     answer = explain(ActiveModels(model), lists_of(reader_of(model), [query]), {})
-    assert [item["clicks"] for item in answer["items"]] == [[1.0] * 5] * 2
-    assert [order["utility"] for order in answer["orders"]] == [2.0, 2.0]
+    assert [item.clicks for item in answer.items] == [(1.0,) * 5] * 2
+    assert [order.utility for order in answer.orders] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -48,9 +49,9 @@ def ranked(
 ) -> tuple[RequestLists, list[RankedList], list[dict[str, Any]]]:
     lists = lists_of(reader_of(served), queries)
     shown = rank_lists(served, lists, exploration=exploration, rng=np.random.default_rng(seed))
-    answers = [each.to_dict(lists, "id") for each in shown]
+    answers = [msgspec.to_builtins(each.answer(lists, "id")) for each in shown]
     for answer in answers:
-        Ranking.model_validate(answer)
+        msgspec.convert(answer, Ranking)
     return lists, shown, answers
 
 

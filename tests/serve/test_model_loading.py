@@ -13,6 +13,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import onnx
 import polars as pl
@@ -105,7 +106,7 @@ def test_orders_are_those_of_rank(kind: str, seed: int, lengths: list[int], aske
         best = truth.rank(table, method=method, top=asked).partition_by("query_id", maintain_order=True)
         decided = _decided(model, truth, lists.items, table, method)
         for each, want, is_decided in zip(shown, best, decided, strict=True):
-            answer = each.to_dict(lists, "id")
+            answer = msgspec.to_builtins(each.answer(lists, "id"))
             ids = [item["item_id"] for item in answer["items"]]
             assert [item["position"] for item in answer["items"]] == want["position"].to_list()
             if method == "match" and asked < model.positions:

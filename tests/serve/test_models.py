@@ -49,7 +49,7 @@ def test_each_takes_its_own_features(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     query = {"query_id": "q", "candidates": candidates(loaded("trees"), rng, 9)}
     for each in query["candidates"]:
-        each["features"]["of"] = rng.choice(["d", "e", "f"])
+        each["features"]["of"] = str(rng.choice(["d", "e", "f"]))
     items = lists_of(reader_of(served), [query]).items
     for model, renamed in ((loaded("trees"), {}), (other, {"price": "2nd rate", "2nd rate": "price", "if": "of"})):
         own = [
@@ -110,9 +110,34 @@ def test_arms(share: float, name: str, users: list[str]) -> None:
     assert test.arms(users[::-1]) == wanted[::-1]
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5, float("nan")])
+@pytest.mark.parametrize(("share", "arm"), [(0.0, "A"), (1.0, "B")])
+def test_a_share_of_none_or_all(share: float, arm: str) -> None:
+    assert UserSplit(Path("other"), share).arms([str(number) for number in range(50)]) == [arm] * 50
+
+
+def test_a_share_from_a_file(tmp_path: Path) -> None:
+    """Raising it only moves users from A to B."""
+    file, users = tmp_path / "share", [str(number) for number in range(1_000)]
+    test = UserSplit(Path("other"), share_file=file)
+    file.write_text("0.2\n")
+    before = test.current().arms(users)
+    file.write_text("0.4")
+    after = test.current().arms(users)
+    assert before == UserSplit(Path("other"), 0.2).arms(users)
+    assert before.count("B") < after.count("B")
+    assert all(new == "B" for old, new in zip(before, after, strict=True) if old == "B")
+    for text in ("", "half", "nan", "1.5"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="share"):
+            test.current()
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"--test-share .* must be a number, or a file"):
+        test.current()
+
+
+@pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
 def test_shares_that_are_none(share: float) -> None:
-    with pytest.raises(ConfigError, match="the share of the test must be above 0 and below 1; got"):
+    with pytest.raises(ConfigError, match="the share of the test must be from 0 to 1; got"):
         UserSplit(Path("other"), share)
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from serve.cases import client, loaded, saved
+from serve.cases import client, example, loaded, saved
 from serve.server import running
 from urank.serve.request_arrays import ARROW_TYPE
 from urank.serve.request_schemas import PROBLEM_JSON
@@ -61,7 +61,8 @@ def test_every_path_and_every_reference_is_there(kind: str) -> None:
     found = description(kind)
     assert set(found["paths"]) == {
         *POSTED,
-        *("/v1/reload", "/v1/model", "/v1/samples", "/v1/samples/{number}", "/healthz", "/readyz", "/metrics"),
+        *("/v1/items", "/v1/reload", "/v1/model", "/v1/models", "/v1/models/{name}", "/v1/models/{name}/rank"),
+        *("/v1/models/{name}/explain", "/v1/samples", "/v1/samples/{number}", "/healthz", "/readyz", "/metrics"),
     }
     schemas = found["components"]["schemas"]
     for reference in references(found):
@@ -81,19 +82,23 @@ def test_every_path_and_every_reference_is_there(kind: str) -> None:
 
 def test_features_are_described_by_name() -> None:
     schemas = description("trees", limits=limits(candidates=7, queries=3))["components"]["schemas"]
-    features = schemas["Candidate"]["properties"]["features"]
+    features = schemas["Features"]
     model = loaded("trees")
     numbers = [feature.name for feature in model.featurizer.numeric]
     texts = [feature.name for feature in model.featurizer.categorical]
-    assert features["required"] == [*numbers, *texts]
-    assert features["additionalProperties"] is False
+    assert list(features["properties"]) == list(schemas["Columns"]["properties"]) == [*numbers, *texts]
+    assert features["additionalProperties"] is schemas["Columns"]["additionalProperties"] is False
     for name, schema in features["properties"].items():
         kinds = {each["type"] for each in schema["anyOf"]}
-        assert kinds == ({"number", "null"} if name in numbers else {"string", "number", "boolean", "null"})
+        assert kinds == ({"number", "null"} if name in numbers else {"string", "integer", "number", "boolean", "null"})
+    assert schemas["RankQuery"]["required"] == ["query_id", "candidates"]
+    assert schemas["RankColumns"]["required"] == ["query_id", "item_id"]
+    assert not {"item_id", "features", "value"} & set(schemas["RankQuery"]["properties"])
+    assert "candidates" not in schemas["ExplainColumns"]["properties"]
     assert schemas["RankQuery"]["properties"]["candidates"]["maxItems"] == 7
     assert schemas["RankBatch"]["properties"]["queries"]["maxItems"] == 3
     lenient = description("trees", ignore_unknown=True)["components"]["schemas"]
-    assert lenient["Candidate"]["properties"]["features"]["additionalProperties"] is True
+    assert lenient["Features"].get("additionalProperties", True) is True
 
 
 def limits(**given_: int) -> Any:
@@ -140,8 +145,11 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, request
 def operations() -> list[tuple[str, str]]:
     return [
         *((path, "POST") for path in POSTED),
+        ("/v1/models/{name}/rank", "POST"),
         ("/v1/reload", "POST"),
-        *((path, "GET") for path in ("/v1/model", "/v1/samples", "/v1/samples/{number}")),
+        ("/v1/items", "PUT"),
+        *((path, "GET") for path in ("/v1/model", "/v1/models", "/v1/models/{name}")),
+        *((path, "GET") for path in ("/v1/samples", "/v1/samples/{number}")),
         *((path, "GET") for path in ("/healthz", "/readyz", "/metrics")),
     ]
 
@@ -160,8 +168,14 @@ def test_answers_are_as_described(api: tuple[Any, requests.Session], path: str, 
         case.validate_response(response, checks=TRUE)
 
     ask()
-    wanted = {"/v1/reload": 403, "/v1/feedback": 202, "/v1/samples/{number}": 404}.get(path, 200)
-    assert wanted in seen
+    if path in ("/v1/rank", "/v1/explain"):  # a list is only ranked if it has all features
+        good = {key: each for key, each in example("trees").items() if path == "/v1/rank" or key != "query_id"}
+        case = schema[path][method].Case(body=good, media_type="application/json")
+        response = case.call(session=session)
+        seen.append(response.status_code)
+        case.validate_response(response, checks=TRUE)
+    others = {"/v1/reload": 403, "/v1/items": 403, "/v1/feedback": 202}
+    assert others.get(path, 404 if "{" in path else 200) in seen
 
 
 @pytest.mark.slow

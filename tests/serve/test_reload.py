@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from serve.cases import example, saved
 from serve.load import Promises, load
 from serve.server import running, save_served
 
@@ -100,3 +101,26 @@ def test_all_workers_reload(served_model: Path, other_model: Path, tmp_path: Pat
             return len(in_a_row) >= 30 and set(in_a_row[-30:]) == {version}
 
         wait_until(all_serve_it, "all workers")
+
+
+def test_the_share_of_a_test_changes_without_a_restart(tmp_path: Path) -> None:
+    """In all workers, of models by name; a broken file changes nothing."""
+    share, feedback = tmp_path / "share", tmp_path / "feedback"
+    share.write_text("0")
+    options = ("--model", f"home={saved('trees')}", "--model", f"search={saved('numbers')}", "--log", feedback)
+    body = example("trees")
+
+    def arms(url: str, count: int = 40) -> set[str]:
+        """The arms of many users; each connection may reach another worker."""
+        bodies = [body | {"user_id": f"u{number}"} for number in range(count)]
+        return {httpx.post(f"{url}/v1/rank", json=each).json()["arm"] for each in bodies}
+
+    with running(None, *options, "--test", saved("clicks"), "--test-share", share, "--workers", 2) as (url, _):
+        assert arms(url) == {"A"}
+        share.write_text("1")
+        wait_until(lambda: arms(url) == {"B"}, "the new share")
+        share.write_text("a half")
+        time.sleep(2.5)
+        assert arms(url) == {"B"}
+        assert httpx.get(f"{url}/v1/model").json()["test"]["share"] == 1
+        assert httpx.post(f"{url}/v1/models/search/rank", json=example("numbers")).json()["arm"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,60 +101,32 @@ def test_what_belongs_to_a_list_is_that_of_its_first_row() -> None:
     assert same(read(table(**empty)), plain)
 
 
-def as_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(pa.string_view())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda column: column.dictionary_encode(),
-        lambda column: column.cast(pa.large_string()),
-        as_views,
-        lambda column: column.cast(pa.large_string()).dictionary_encode(),
-        lambda column: pa.chunked_array(
-            [pa.DictionaryArray.from_arrays(range(4), column.combine_chunks().cast(pa.string_view()))]
-        ),
-    ],
-)
-def test_texts_of_every_kind(change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> None:
+def test_large_strings_and_chunks() -> None:
     plain = table(user_id=["u", "u", "v", "v"], method=["match"] * 4)
-    columns = {name: plain[name] for name in ("query_id", "item_id", "c", "d", "user_id", "method")}
-    changed = table(**{name: change(column) for name, column in columns.items()})
-    assert changed.schema != plain.schema
+    names = ("query_id", "item_id", "c", "d", "user_id", "method")
+    changed = table(**{name: plain[name].cast(pa.large_string()) for name in names})
     for rows in (None, 1, 3):
         assert same(read(stream(changed, rows)), read(plain))
 
 
-def test_dictionaries_that_repeat_themselves_or_grow() -> None:
-    twice = pa.DictionaryArray.from_arrays([0, 1, 2, 2], ["q", "q", "r"])
-    assert same(read(table(query_id=twice)), read(table()))
-    hole = pa.DictionaryArray.from_arrays([0, 1, 2, 3], ["red", None, "", "blue"])
-    assert same(read(table(c=hole)), read(table()))
-    assert refusal(table(item_id=pa.DictionaryArray.from_arrays([0, 1, 2, 3], ["a", "b", "c", None]))).status == 422
-    batches = [
-        pa.record_batch({"text": pa.array(texts).dictionary_encode()}) for texts in (["w", "x"], ["w", "x", "w", "y"])
-    ]
-    for delta in (True, False):
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=delta)
-        parts = table().to_batches(max_chunksize=2)
-        parts = [
-            pa.record_batch({**dict(zip(part.schema.names, part.columns, strict=True)), "item_id": column})
-            for part, column in zip(parts, (batches[0]["text"], batches[1]["text"][2:]), strict=True)
-        ]
-        with pa.ipc.new_stream(sink, parts[0].schema, options=options) as writer:
-            for part in parts:
-                writer.write_batch(part)
-        assert same(read(bytes(sink.getvalue().to_pybytes())), read(table()))
+@pytest.mark.parametrize("name", ["query_id", "item_id", "c", "d"])
+def test_dictionaries_and_views_are_refused(name: str) -> None:
+    """A few bytes of them may stand for gigabytes."""
+    problem = refusal(table(**{name: table()[name].dictionary_encode()}))
+    assert (problem.status, "plain strings" in problem.detail) == (415, True)
+    problem = refusal(table(**{name: table()[name].cast(pa.string_view())}))
+    assert (problem.status, problem.errors) == (422, [(name, "is string_view")])
+
+
+def test_a_category_has_a_largest_length() -> None:
+    assert read(table(c=["x" * 4_096] * 4)).items.categorical[0, 0] == "x" * 4_096
+    assert refusal(table(c=["x", "x", "x" * 4_097, "x"])).errors == [("c", "is too long")]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64()])
 def test_ids_may_be_numbers(kind: pa.DataType) -> None:
     found = read(table(query_id=pa.array([7, 7, 0, 0], kind), item_id=pa.array([1, 2, 1, 2], kind)))
     assert (found.query_ids, found.item_ids) == (["7", "0"], ["1", "2", "1", "2"])
-    encoded = table(query_id=pa.array([7, 7, 0, 0], kind).dictionary_encode())
-    assert read(encoded).query_ids == ["7", "0"]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.null()])
@@ -220,7 +192,6 @@ def test_nan_is_missing_and_infinity_refused() -> None:
         ({"a": pa.array([1, 2, 3, 4], pa.timestamp("us"))}, 422, "a"),
         ({"c": [b"x"] * 4}, 422, "c"),
         ({"c": [{"x": 1}] * 4}, 422, "c"),
-        ({"c": pa.array([b"x"] * 4).dictionary_encode()}, 422, "c"),
         ({"item_id": pa.RunEndEncodedArray.from_arrays(pa.array([4], pa.int32()), ["x"])}, 422, "item_id"),
     ],
 )
@@ -237,7 +208,7 @@ def test_other_columns() -> None:
     twice = pa.Table.from_arrays([*table().columns, table()["a"]], names=names)
     assert refusal(twice).detail == "column names must be unique"
     assert refusal(twice, lenient).detail == "column names must be unique"
-    assert refusal(table().slice(0, 0)).detail == "a stream needs at least one candidate"
+    assert refusal(table().slice(0, 0)).detail == "a stream needs at least one row"
     long = table(**{"x" * 5_000: ["red"] * 4})
     assert len(refusal(long).errors[0][0]) <= 100
 
@@ -249,7 +220,7 @@ def test_limits() -> None:
     assert len(read(table(), limited(candidates=2, queries=2, rows=4)).items) == 4
     assert "at most 1 candidates" in refusal(table(), limited(candidates=1)).detail
     assert "at most 1 queries" in refusal(table(), limited(queries=1)).detail
-    assert "at most 3 candidates in total" in refusal(table(), limited(rows=3)).detail
+    assert "at most 3 rows" in refusal(table(), limited(rows=3)).detail
     sink = pa.BufferOutputStream()
     batch = table().to_batches()[0]
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -324,14 +295,13 @@ def test_texts_that_many_rows_share_do_not_grow(number: int, name: str) -> None:
     body = stream(pa.table(columns | {name: bombs()[number]}))
     assert len(body) < 4 * 2**20
     with Grown() as grown:
-        assert refusal(body).status == 413
+        assert refusal(body).status in (415, 422)
     assert grown.bytes < 2**26
 
 
 VALID = [
     stream(table(value=[1.0, 2, 3, 4], positions=[2] * 4, user_id=["u"] * 4), 2),
     stream(table(**{name: table()[name].dictionary_encode() for name in ("query_id", "c", "d")}), 2),
-    stream(table(**{name: as_views(table()[name]) for name in ("query_id", "item_id", "c", "d")}), 2),
 ]
 ODD = [struct.pack("<i", number) for number in (0, 1, -1, 255, 2**31 - 1, -(2**31), 2**16)]
 ODD += [struct.pack("<q", number) for number in (0, -1, 2**63 - 1, 2**40)]
@@ -380,17 +350,6 @@ def test_mutated_streams_are_read_or_refused(body: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_so_are_bytes(body: bytes) -> None:
     assert isinstance(answered(body), Problem)
-
-
-def test_what_a_view_says_of_nothing_is_not_followed() -> None:
-    """A text that is missing may be said to lie anywhere; Arrow validates it not, and its cast would go there."""
-    views = struct.pack("<i4sii", 4, b"good", 0, 0) + struct.pack("<i4sii", 1_000, b"evil", 7_777, 2**30)
-    valid = pa.py_buffer(bytes([0b1101]))
-    texts = pa.Array.from_buffers(
-        pa.string_view(), 4, [valid, pa.py_buffer(views + views[:16] * 2), pa.py_buffer(b"x")]
-    )
-    found = read(stream(table(c=texts)))
-    assert found.items.categorical[:, 0].tolist() == ["good", MISSING, "good", "good"]
 
 
 @pytest.mark.parametrize("cut", range(0, len(VALID[0]), 97))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -20,7 +22,9 @@ from urank.errors import ConfigError
 from urank.serve.server_settings import Limits
 
 if TYPE_CHECKING:
+    from urank.ranking.matching import Method
     from urank.serve.feedback_export import ExportStats
+    from urank.serve.models import UserSplit
 
 
 @command()
@@ -114,6 +118,7 @@ _MAXIMA = {
     "--max-candidates": "candidates",
     "--max-queries": "queries",
     "--max-rows": "rows",
+    "--max-items": "items",
     "--max-requests": "requests",
     "--timeout": "seconds",
 }
@@ -127,10 +132,44 @@ class LogFormatName(StrEnum):
     JSON = "json"
 
 
+class UnknownItems(StrEnum):
+    """What to do about items that the server does not know."""
+
+    refuse = "refuse"
+    context = "context"
+
+
 @command(Limits, _MAXIMA, {_LIMITS: " ".join(_MAXIMA.values())})
 def serve_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An artifact of `urank train`.")],
     settings: dict[str, Any],
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="An artifact of `urank train`.", show_default=False)
+    ] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME=MODEL",
+            help="Model at `/v1/models/NAME/rank`, instead of MODEL. May be repeated; the first is also at "
+            "`/v1/rank`, and --shadow and --test apply to it.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Parquet file with features of items by `item_id`, which requests may then leave out. It is read "
+            "again when it changes, and `PUT /v1/items` changes it.",
+        ),
+    ] = None,
+    unknown_items: Annotated[
+        UnknownItems,
+        typer.Option(
+            help="What to do about items that the file of --items lacks: **refuse** them, or rank them by the "
+            "**context** alone."
+        ),
+    ] = UnknownItems.refuse,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any but a loopback address needs a key.")
     ] = "127.0.0.1",
@@ -214,7 +253,14 @@ def serve_command(
             rich_help_panel=_MODELS,
         ),
     ] = None,
-    test_share: Annotated[float, typer.Option(help="Share of users in arm B.", rich_help_panel=_MODELS)] = 0.5,
+    test_share: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE|FILE",
+            help="Share of users in arm B, or a file with it, which is read again when it changes.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "0.5",
     test_name: Annotated[
         str, typer.Option(help="Name of the test; another name reassigns users.", rich_help_panel=_MODELS)
     ] = "serve",
@@ -255,8 +301,9 @@ def serve_command(
 ) -> None:
     """Serve a model over HTTP: rank, explain, collect feedback, and explore lists in a browser.
 
-    `POST /v1/rank` takes candidates with their raw features and returns them best first, each with its score, click
-    probability and expected utility. `POST /v1/explain` returns the whole click table and the utility of any order.
+    `POST /v1/rank` takes candidates with their raw features, or their ids with `--items`, and returns them best first,
+    each with its score, click probability and expected utility. `POST /v1/explain` returns the whole click table and
+    the utility of any order.
     `POST /v1/feedback` takes clicks. `/docs` describes the API, `/` is the playground, `/metrics` is for Prometheus,
     `/healthz` and `/readyz` are for supervisors. `urank.Client` is the Python client.
 
@@ -281,7 +328,7 @@ def serve_command(
         raise ConfigError("--log writes to a folder and --sink to a database; choose one")
     if explore is not None and log is None and sink is None:
         raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR or --sink URL")
-    if test is None and (test_share, test_name) != (0.5, "serve"):
+    if test is None and (test_share, test_name) != ("0.5", "serve"):
         raise ConfigError("--test-share and --test-name need a test: --test MODEL")
     if sample is not None and no_playground:
         raise ConfigError("--sample is for the playground, which --no-playground switches off")
@@ -289,10 +336,13 @@ def serve_command(
         raise ConfigError("--trace needs OpenTelemetry: pip install 'urank[otel]'")
     configure_logging(log_format.value, quiet=quiet)
 
+    models = _named_models(model, named or [])
+    served = ", ".join(map(str, models.values()))
+
     def message(sock: socket.socket) -> str:
         page = "" if no_playground else "; open it in a browser for the playground"
         name = f"[{host}]" if ":" in host else host
-        return f"Serving {model} at http://{name}:{sock.getsockname()[1]}{page}. Ctrl-C ends it."
+        return f"Serving {served} at http://{name}:{sock.getsockname()[1]}{page}. Ctrl-C ends it."
 
     if worker is None and workers > 1:
         command = [sys.executable, "-m", "urank", *sys.argv[1:]]
@@ -300,7 +350,7 @@ def serve_command(
             supervise(sock, workers, command, message=message(sock), log_format=log_format.value, quiet=quiet)
 
     from urank.serve.list_ranking import Exploration  # slow to import, and the supervisor needs none of it
-    from urank.serve.models import ModelSources, UserSplit
+    from urank.serve.models import ModelSources
     from urank.serve.postgres_sink import place_of
 
     if sink is not None:
@@ -308,14 +358,15 @@ def serve_command(
     hosts = tuple(allow_host or ())
     if is_loopback(host):
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
+    (name, main), *others = models.items()
+    ranked_by: Method | None = None if method is None else method.value
+    split = None if test is None else _user_split(test, test_share, test_name)
     config = ServeConfig(
-        sources=ModelSources(
-            main=model,
-            method=None if method is None else method.value,
-            shadow=shadow,
-            test=None if test is None else UserSplit(test, test_share, test_name),
-            threads=threads,
-        ),
+        sources=ModelSources(main=main, method=ranked_by, shadow=shadow, test=split, threads=threads),
+        name=name,
+        others={name: ModelSources(main=path, method=ranked_by, threads=threads) for name, path in others},
+        items=items,
+        rank_unknown=unknown_items == UnknownItems.context,
         key=key,
         hosts=hosts,
         limits=validate(Limits, settings | {"body_bytes": int(body_mb * 2**20), "json_bytes": int(json_mb * 2**20)}),
@@ -333,3 +384,31 @@ def serve_command(
         return
     with open_socket(host, port) as sock:
         run(config, sock, partial(announce, message(sock), log_format.value, quiet=quiet))
+
+
+def _named_models(model: Path | None, named: Sequence[str]) -> dict[str, Path]:
+    """Return the models by name; the only one is called `default`."""
+    if (model is None) == (not named):
+        raise ConfigError(
+            "urank serve needs either MODEL or --model NAME=MODEL; got " + ("both" if named else "neither")
+        )
+    if model is not None:
+        return {"default": model}
+    models: dict[str, Path] = {}
+    for text in named:
+        name, sign, path = text.partition("=")
+        if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name) or not sign or not path or name in models:
+            raise ConfigError(f"--model must be NAME=MODEL, with a name of letters and digits of its own; got '{text}'")
+        models[name] = Path(path)
+    return models
+
+
+def _user_split(test: Path, share: str, name: str) -> UserSplit:
+    from urank.serve.models import UserSplit
+
+    try:
+        return UserSplit(test, float(share), name)
+    except ValueError:
+        split = UserSplit(test, name=name, share_file=Path(share))
+        split.current()  # fail fast
+        return split

@@ -13,6 +13,7 @@ from urank.client.transport import ServerError
 from urank.client.wire_schemas import (
     ExplainedItem,
     Explanation,
+    ItemsStored,
     ModelFacts,
     Order,
     RankedItem,
@@ -27,6 +28,7 @@ __all__ = [
     "Client",
     "ExplainedItem",
     "Explanation",
+    "ItemsStored",
     "ModelFacts",
     "Order",
     "RankedItem",

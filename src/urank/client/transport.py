@@ -21,14 +21,15 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote
 
 import httpx
+import msgspec
 import numpy as np
 import polars as pl
 import polars.selectors as cs
-from pydantic import BaseModel
 
-from urank.client.wire_schemas import Accepted, Explanation, ModelFacts, Ranking, RankingBatch, Reloaded
+from urank.client.wire_schemas import Accepted, Explanation, ItemsStored, ModelFacts, Ranking, RankingBatch, Reloaded
 from urank.errors import ConfigError, DataError, UrankError
 from urank.log.reader import table_frame
 
@@ -87,10 +88,9 @@ JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 
 AnswerT = TypeVar("AnswerT")
-SchemaT = TypeVar("SchemaT", bound=BaseModel)
 Rows = Sequence[Mapping[str, object]]
-Candidates = Rows | Any
-"""Dicts as in the API, or a Polars, pandas or PyArrow table."""
+Candidates = Rows | Sequence[str] | Any
+"""Dicts as in the API, ids of items that the server holds, or a Polars, pandas or PyArrow table."""
 Outcome = httpx.Response | httpx.RequestError
 
 _random = SystemRandom()
@@ -257,37 +257,44 @@ def rank(
     user_id: str | None = None,
     positions: int | None = None,
     method: Method | None = None,
+    context: Mapping[str, object] | None = None,
+    model: str | None = None,
 ) -> Call[Ranking]:
     """Rank one list.
 
     Args:
-        candidates: Dicts with `item_id`, `features` and optionally `value`, as in the API; or a Polars, pandas or
-            PyArrow table with a row for each candidate, the columns `item_id`, optionally `value`, and one for each
-            feature, which is sent as Arrow.
+        candidates: Dicts with `item_id`, `features` and optionally `value`, as in the API; or the ids of items that
+            the server holds (`urank serve --items`); or a Polars, pandas or PyArrow table with a row for each
+            candidate, the columns `item_id`, optionally `value`, and one for each feature, which is sent as Arrow.
         query_id: Name of the query in the log.
         user_id: Decides the arm of an A/B test, and is logged.
         positions: Number of items shown; by default as many as the model knows.
         method: How to rank; by default the server's method.
+        context: Features that are the same for all candidates, as the hour; those of a candidate replace them.
+        model: Name of the model, if the server has several.
     """
-    options = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
+    options: dict[str, object] = {"query_id": query_id, "user_id": user_id, "positions": positions, "method": method}
+    path = _path("rank", model)
     if _is_rows(candidates):
-        content = _json({**options, "candidates": list(candidates)}, "candidates")
-        return Call("POST", "/v1/rank", _reader(Ranking), content)
+        content = _json({**options, "context": context, **_listed(candidates)}, "candidates")
+        return Call("POST", path, _reader(Ranking), content)
     frame = _frame(candidates, "candidates")
     for name in options:
         if name in frame.columns:
             raise DataError(f"candidates must not have a column '{name}', which is an argument; or use rank_table")
-    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in options.items() if value is not None)
-    return Call("POST", "/v1/rank", _read_only_ranking, _arrow(frame), ARROW)
+    given = {name: value for name, value in options.items() if value is not None}
+    given |= {name: value for name, value in (context or {}).items() if name not in frame.columns}
+    frame = frame.with_columns(pl.lit(value).alias(name) for name, value in given.items())
+    return Call("POST", path, _read_only_ranking, _arrow(frame), ARROW)
 
 
-def rank_many(queries: Rows) -> Call[list[Ranking]]:
+def rank_many(queries: Rows, *, model: str | None = None) -> Call[list[Ranking]]:
     """Rank several lists, each a dict as in the API: `query_id`, `candidates`, and the options of `rank`."""
     content = _json({"queries": list(queries)}, "queries")
-    return Call("POST", "/v1/rank", lambda each: list(_reader(RankingBatch)(each).rankings), content)
+    return Call("POST", _path("rank", model), lambda each: list(_reader(RankingBatch)(each).rankings), content)
 
 
-def rank_table(table: Any) -> Call[pl.DataFrame]:
+def rank_table(table: Any, *, model: str | None = None) -> Call[pl.DataFrame]:
     """Rank the lists of a table, which is sent as Arrow.
 
     Args:
@@ -298,7 +305,7 @@ def rank_table(table: Any) -> Call[pl.DataFrame]:
         A row for each item shown, best first in each list: `ranking_id`, `query_id`, `item_id`, `position`, `score`,
         `click`, `utility`, `method`, `policy`, `arm` and `model`.
     """
-    return Call("POST", "/v1/rank", _read_frame, _arrow(_frame(table, "table")), ARROW)
+    return Call("POST", _path("rank", model), _read_frame, _arrow(_frame(table, "table")), ARROW)
 
 
 def explain(
@@ -307,6 +314,8 @@ def explain(
     query_id: str | None = None,
     positions: int | None = None,
     orders: Mapping[str, Sequence[str]] | None = None,
+    context: Mapping[str, object] | None = None,
+    model: str | None = None,
 ) -> Call[Explanation]:
     """Return the click table of a list and the expected utility of orders of it.
 
@@ -315,11 +324,27 @@ def explain(
         query_id: Optional.
         positions: Number of items shown; at most as many as the model knows.
         orders: Orders to evaluate, by name: item ids, best first.
+        context, model: As for `rank`.
     """
-    rows = list(candidates) if _is_rows(candidates) else _rows(_frame(candidates, "candidates"))
+    rows = candidates if _is_rows(candidates) else _rows(_frame(candidates, "candidates"))
     given = {name: list(ids) for name, ids in (orders or {}).items()}
-    body = {"query_id": query_id, "positions": positions, "candidates": rows, "orders": given}
-    return Call("POST", "/v1/explain", _reader(Explanation), _json(body, "candidates and orders"), repeatable=True)
+    body = {"query_id": query_id, "positions": positions, "context": context, "orders": given, **_listed(rows)}
+    content = _json(body, "candidates and orders")
+    return Call("POST", _path("explain", model), _reader(Explanation), content, repeatable=True)
+
+
+def put_items(items: Candidates) -> Call[ItemsStored]:
+    """Add items to those that the server holds, or replace them, which needs a key.
+
+    Args:
+        items: Dicts with `item_id`, `features` and optionally `value`, or a table as for `rank`. Features that are left
+            out are missing.
+    """
+    if _is_rows(items):
+        content, kind = _json({"items": list(items)}, "items"), JSON
+    else:
+        content, kind = _arrow(_frame(items, "items")), ARROW
+    return Call("PUT", "/v1/items", _reader(ItemsStored), content, kind, repeatable=True)
 
 
 def feedback(events: Rows) -> Call[int]:
@@ -351,9 +376,10 @@ def click(ranking: Ranking | str, item_id: str, *, conversion: bool = False, val
     return feedback([event if value is None else {**event, "value": value}])
 
 
-def model() -> Call[ModelFacts]:
-    """Describe the models in use, and what requests must contain."""
-    return Call("GET", "/v1/model", _reader(ModelFacts), repeatable=True)
+def model(name: str | None = None) -> Call[ModelFacts]:
+    """Describe the models in use, or the one of this name, and what requests must contain."""
+    path = "/v1/model" if name is None else f"/v1/models/{quote(name, safe='')}"
+    return Call("GET", path, _reader(ModelFacts), repeatable=True)
 
 
 def ready() -> Call[bool]:
@@ -367,8 +393,18 @@ def reload() -> Call[Reloaded]:
     return Call("POST", "/v1/reload", _reader(Reloaded))
 
 
-def _reader(schema: type[SchemaT]) -> Callable[[httpx.Response], SchemaT]:
-    return lambda response: schema.model_validate_json(response.content)
+def _path(action: str, model: str | None) -> str:
+    return f"/v1/{action}" if model is None else f"/v1/models/{quote(model, safe='')}/{action}"
+
+
+def _reader(schema: type[AnswerT]) -> Callable[[httpx.Response], AnswerT]:
+    return lambda response: msgspec.json.decode(response.content, type=schema)
+
+
+def _listed(candidates: Rows | Sequence[str]) -> dict[str, object]:
+    """Return the fields of a list: the ids of items, or candidates."""
+    by_id = bool(candidates) and all(isinstance(each, str) for each in candidates)
+    return {"item_id" if by_id else "candidates": list(candidates)}
 
 
 def _is_rows(candidates: Candidates) -> bool:
@@ -394,6 +430,7 @@ def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
 def _arrow(frame: pl.DataFrame) -> bytes:
     """Write an Arrow IPC stream, with strings in the layout that every reader supports."""
     sink = io.BytesIO()
+    frame = frame.with_columns((cs.categorical() | cs.enum()).cast(pl.String))
     frame.write_ipc_stream(sink, compression="uncompressed", compat_level=pl.CompatLevel.oldest())
     return sink.getvalue()
 
@@ -421,4 +458,4 @@ def _read_only_ranking(response: httpx.Response) -> Ranking:
     """Read the one ranking of an Arrow stream."""
     frame = _read_frame(response)
     rows = frame.to_dicts()
-    return Ranking.model_validate({**rows[0], "utility": float(frame["utility"].sum()), "items": rows})
+    return msgspec.convert({**rows[0], "utility": float(frame["utility"].sum()), "items": rows}, Ranking)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_serializer
+from msgspec import Struct
 
 from urank.errors import DataError
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra={"additionalProperties": False})
+class _Answer(Struct, frozen=True, gc=False):
+    """Base of all answers."""
 
 
-class RankedItem(_Answer):
+class RankedItem(_Answer, frozen=True):
     """An item at its position.
 
     Attributes:
-        score: None if the model has no scorer.
+        score: None unless the list was ranked by score.
         click: P(click) at this position; None beyond the positions that the model knows.
         utility: Expected utility at this position: click times value.
     """
@@ -34,7 +34,7 @@ class RankedItem(_Answer):
     utility: float
 
 
-class Ranking(_Answer):
+class Ranking(_Answer, frozen=True):
     """A ranked list, best first.
 
     Attributes:
@@ -60,13 +60,13 @@ class Ranking(_Answer):
         return tuple(item.item_id for item in self.items)
 
 
-class RankingBatch(_Answer):
+class RankingBatch(_Answer, frozen=True):
     """Several ranked lists."""
 
     rankings: tuple[Ranking, ...]
 
 
-class ExplainedItem(_Answer):
+class ExplainedItem(_Answer, frozen=True):
     """An item, the value of a click on it, its score, and P(click) at each position."""
 
     item_id: str
@@ -75,7 +75,7 @@ class ExplainedItem(_Answer):
     clicks: tuple[float, ...]
 
 
-class Order(_Answer):
+class Order(_Answer, frozen=True):
     """The shown part of an order, with the expected utility of each of its items."""
 
     name: str
@@ -84,7 +84,7 @@ class Order(_Answer):
     utilities: tuple[float, ...]
 
 
-class Explanation(_Answer):
+class Explanation(_Answer, frozen=True):
     """The click table of a list, and the expected utility of orders of it.
 
     Attributes:
@@ -108,14 +108,14 @@ class Explanation(_Answer):
         raise DataError(f"name must be one of {', '.join(order.name for order in self.orders)}; got '{name}'")
 
 
-class Shadow(_Answer):
+class Shadow(_Answer, frozen=True):
     """A model whose rankings are logged but not shown."""
 
     version: str
     name: str
 
 
-class SplitTest(_Answer):
+class SplitTest(_Answer, frozen=True):
     """A running A/B test: its name, the share of users in arm B, and the model version of that arm."""
 
     name: str
@@ -123,14 +123,14 @@ class SplitTest(_Answer):
     version: str
 
 
-class FeatureNames(_Answer):
-    """The features that every candidate must have."""
+class FeatureNames(_Answer, frozen=True):
+    """The features that every candidate must have, by itself, by the context or by the server's items."""
 
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
 
 
-class ModelFacts(_Answer):
+class ModelFacts(_Answer, frozen=True):
     """The models in use, and what requests must contain.
 
     Attributes:
@@ -140,6 +140,7 @@ class ModelFacts(_Answer):
         takes_value: Whether scores depend on the value of a click.
         loaded: When the model was loaded.
         explore: Kind and share of randomised lists, as `swap:0.05`; None without exploration.
+        items: Number of items whose features the server holds; None without them.
         log: Whether the server keeps a feedback log.
         limits: Largest request sizes, by name.
     """
@@ -155,6 +156,7 @@ class ModelFacts(_Answer):
     explore: str | None
     shadow: Shadow | None
     test: SplitTest | None
+    items: int | None
     log: bool
     limits: dict[str, int | float]
 
@@ -166,18 +168,28 @@ class ModelFacts(_Answer):
     def categorical(self) -> tuple[str, ...]:
         return self.features.categorical
 
-    @field_serializer("loaded")
-    def _iso(self, loaded: datetime) -> str:
-        return loaded.isoformat(timespec="seconds")
+
+class ModelNames(_Answer, frozen=True):
+    """The model version in use by the name of each model; the first is also that of `/v1/rank`."""
+
+    models: dict[str, str]
 
 
-class Accepted(_Answer):
+class ItemsStored(_Answer, frozen=True):
+    """The number of items that were added and replaced, and that of all items."""
+
+    added: int
+    replaced: int
+    items: int
+
+
+class Accepted(_Answer, frozen=True):
     """The number of events that were written durably."""
 
     accepted: int
 
 
-class Reloaded(_Answer):
+class Reloaded(_Answer, frozen=True):
     """The model version in use after a reload, and whether it changed."""
 
     version: str

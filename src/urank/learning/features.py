@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import starmap
 from typing import Any, Literal
 
@@ -219,9 +220,15 @@ class Featurizer:
         """Append the within-list columns, if any, to the raw numbers `[rows, F]` of whole lists."""
         if not self.within:
             return numbers
-        place = {feature.name: number for number, feature in enumerate(self.numeric)}
-        compared = numbers[:, [place[name] for name in self.within]]
+        compared = numbers[:, self._compared]
         return np.concatenate([numbers, within_list(compared, offsets)], axis=1)
+
+    @cached_property
+    def _compared(self) -> list[int] | slice:
+        """The columns of the features that are compared within lists."""
+        place = {feature.name: number for number, feature in enumerate(self.numeric)}
+        places = [place[name] for name in self.within]
+        return slice(None) if places == list(range(len(place))) else places
 
     def _numbers(self, table: pa.Table) -> NDArray[np.float32]:
         numbers = np.empty((table.num_rows, len(self.numeric)), dtype=np.float32)

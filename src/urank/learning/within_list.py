@@ -49,6 +49,10 @@ def within_list(values: Floats, offsets: Ints) -> Floats:
     """
     rows, width = values.shape
     columns = np.empty((rows, 3 * width + 1), dtype=np.float32)
+    if len(offsets) == 2 and 0 < rows * width <= CHUNK_CELLS // 2:  # a request; most have a single list
+        compressed = signed_log(values)
+        if np.isfinite(compressed).all():
+            return _within_known(values, compressed, columns)
     lengths = np.diff(offsets)
     columns[:, -1] = np.repeat(lengths, lengths)
     filled = np.flatnonzero(lengths)
@@ -57,6 +61,21 @@ def within_list(values: Floats, offsets: Ints) -> Floats:
     starts, lengths = offsets[filled], lengths[filled]
     _write_moments(values, starts, lengths, columns[:, :width], columns[:, 2 * width : -1])
     _write_ranks(values, starts, lengths, columns[:, width : 2 * width])
+    return columns
+
+
+def _within_known(values: Floats, compressed: NDArray[np.float64], columns: Floats) -> Floats:
+    """Compare the values of one list without missing ones, in the same order of additions as many lists."""
+    n, width = values.shape
+    means = np.add.reduceat(compressed, [0], axis=0) / n
+    deviation = compressed - means
+    std = np.sqrt(np.add.reduceat(deviation**2, [0], axis=0) / n)
+    std[std < SMALLEST_STD] = np.inf
+    deviation /= std
+    columns[:, :width] = deviation.clip(-LARGEST_Z, LARGEST_Z, out=deviation)
+    columns[:, width : 2 * width] = (_by_pairs(values) if n <= SHORT_LIST else _by_sorting(values)) / (2 * n)
+    columns[:, 2 * width : -1] = inverse_signed_log(means)
+    columns[:, -1] = n
     return columns
 
 

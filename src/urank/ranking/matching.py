@@ -115,6 +115,23 @@ def match(weights: Array, *, where: Mask | None = None) -> NDArray[np.int64]:
     return np.where(placed_at > 0, placed_at, positions_by_score(scores, where=None if mask.all() else mask))
 
 
+def match_first(weights: Array) -> NDArray[np.int64]:
+    """Return the items at positions 1 to min(n, K) of one list `[n, K]`, as `match` places them.
+
+    >>> match_first(np.array([[0.50, 0.48], [0.45, 0.30], [0.40, 0.20]])).tolist()
+    [1, 0]
+    """
+    costs = np.ascontiguousarray(-weights.T, dtype=np.float64)
+    if not np.isfinite(costs).all():
+        raise ValueError("weights must be finite numbers")
+    chosen = _choose_in_list(costs[: len(weights)])
+    first = costs[0]
+    if np.count_nonzero(first[chosen, None] == first) > len(chosen):  # there may be items with the same weights
+        filled = np.ones((1, len(chosen)), dtype=np.bool_)
+        chosen = _keep_input_order(costs[None], chosen[None], filled)[0]
+    return chosen
+
+
 def _costs(weights: Array, mask: Mask) -> NDArray[np.float64]:
     """Return the negated weights, `[B, K, n]`, infinite in the padding.
 

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_json
+import msgspec
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from urank import __version__
-from urank.client.wire_schemas import Accepted, FeatureNames, ModelFacts, Reloaded, Shadow, SplitTest
+from urank.client.wire_schemas import (
+    Accepted,
+    FeatureNames,
+    ModelFacts,
+    ModelNames,
+    RankingBatch,
+    Reloaded,
+    Shadow,
+    SplitTest,
+)
 from urank.errors import UrankError
 from urank.serve.admission import Admission
 from urank.serve.list_ranking import explain, write_arrow
 from urank.serve.openapi import describe, docs_page
 from urank.serve.playground import html_page, playground
-from urank.serve.request_arrays import ARROW_TYPE, read_arrow
-from urank.serve.request_schemas import FeedbackBody, Problem, invalid_body, problem_response
+from urank.serve.request_arrays import ARROW_TYPE, items_of, read_arrow, read_items
+from urank.serve.request_schemas import FEEDBACK, Problem, parse, problem_response
 from urank.serve.security import AccessMiddleware, read_body
 from urank.serve.server_settings import ServeConfig
-from urank.serve.service import METRICS_TYPE, Service
+from urank.serve.service import METRICS_TYPE, RequestContext, Service
 
 JSON = "application/json"
-ModelT = TypeVar("ModelT", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 _BATCH = re.compile(rb'\s*\{\s*"queries"\s*:')
 
@@ -45,7 +53,7 @@ logger = logging.getLogger("urank.serve")
 
 def build_app(
     config: ServeConfig, *, compacts: bool = True, parent: int | None = None, reloads: Sequence[int] = ()
-) -> FastAPI:
+) -> Starlette:
     """Build the application of a `Service(config, compacts=compacts)`, which loads the models.
 
     Args:
@@ -60,8 +68,10 @@ def build_app(
         tracing = Tracing()
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await service.start(parent)
+        gc.collect()
+        gc.freeze()  # later collections skip the models and modules
         with suppress(NotImplementedError, RuntimeError, ValueError):  # outside the main thread, as in tests
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(service.reload_on_signal()))
@@ -72,50 +82,33 @@ def build_app(
         if tracing is not None:
             tracing.close()
 
-    app = FastAPI(
-        title="urank",
-        version=__version__,
-        summary="Ranks lists by expected utility, and logs rankings and feedback.",
-        description="Refusals are `application/problem+json`.",
-        lifespan=lifespan,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
-    app.state.service = service
-    app.state.admission = Admission()
-    app.state.on_shed = lambda: service.metrics.requests.labels("shed", 503).inc()
-    app.router.route_class = _DirectRoute
-    for path, (method, handler, summary) in Routes(service, app, parent).all().items():
-        listed = path.startswith("/v1/") or path in ("/healthz", "/readyz", "/metrics")
-        route = measured(path, handler, service)
-        app.add_api_route(
-            path, route, methods=[method], summary=summary, include_in_schema=listed, response_class=Response
-        )
-    app.add_exception_handler(HTTPException, _routing_problem)
-    app.add_middleware(
+    admission = Admission()
+    access = Middleware(
         AccessMiddleware,
         key=config.key,
         hosts=config.hosts,
         max_requests=config.limits.requests,
-        on_refusal=lambda status: service.metrics.requests.labels("refused", status).inc(),
-        admission=app.state.admission,
+        on_refusal=lambda status: service.metrics.requests_of("refused", status).inc(),
+        admission=admission,
         on_wait=service.metrics.queue_seconds.observe,
         access_log=config.access_log,
         tracing=tracing,
     )
+    routes = []
+    for path, (method, handler, _) in Routes(service, parent).all().items():
+        route = Route(path, measured(path, handler, service), methods=[method])
+        route.methods = {method}  # without HEAD
+        routes.append(route)
+    handlers: Any = {HTTPException: _routing_problem}
+    app = Starlette(routes=routes, middleware=[access], exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.state.service, app.state.admission = service, admission
+    app.state.on_shed = lambda: service.metrics.requests_of("shed", 503).inc()
     return app
 
 
-class _DirectRoute(APIRoute):
-    """A route that passes the request to its handler, which parses the body itself."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.endpoint
-
-
-async def _routing_problem(_: Request, error: Exception) -> Response:
+async def _routing_problem(_: Request, error: HTTPException) -> Response:
     """Answer unknown paths and methods."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
     details = {404: "there is nothing at this path", 405: "this path does not support that method"}
     detail = details.get(error.status_code, "refused")
     return problem_response(Problem(error.status_code, detail, headers=error.headers))
@@ -142,13 +135,15 @@ def measured(path: str, handler: Handler, service: Service) -> Handler:
             response = problem_response(Problem(500, "an internal error occurred; see the server's log"))
         seconds = time.perf_counter() - started
         request_seconds.observe(seconds)
-        service.metrics.requests.labels(path, response.status_code).inc()
-        parts = [response.headers.get("server-timing"), f"total;dur={1e3 * seconds:.3f}"]
-        response.headers["server-timing"] = ", ".join(part for part in parts if part is not None)
+        service.metrics.requests_of(path, response.status_code).inc()
+        _add_timing(response, f"total;dur={1e3 * seconds:.3f}")
         return response
 
-    route.__name__ = path.strip("/").replace("/", "_").replace(".", "_") or "playground"
     return route
+
+
+def _add_timing(response: Response, text: str) -> None:
+    response.raw_headers.append((b"server-timing", text.encode()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +151,6 @@ class Routes:
     """The handlers of all paths."""
 
     service: Service
-    app: FastAPI
     parent: int | None
 
     def all(self) -> dict[str, tuple[str, Handler, str]]:
@@ -165,8 +159,13 @@ class Routes:
             "/v1/rank": ("POST", self.rank, "Rank one list or several"),
             "/v1/explain": ("POST", self.explain, "Return the click table of a list, and the utility of orders"),
             "/v1/feedback": ("POST", self.feedback, "Report clicks and conversions"),
+            "/v1/models/{name}/rank": ("POST", self.rank, "Rank by the model of this name"),
+            "/v1/models/{name}/explain": ("POST", self.explain, "Explain by the model of this name"),
+            "/v1/items": ("PUT", self.items, "Add or replace items, whose features requests may then leave out"),
             "/v1/reload": ("POST", self.reload, "Reload the models"),
             "/v1/model": ("GET", self.model, "Describe the models in use, and what requests must contain"),
+            "/v1/models": ("GET", self.models, "List the models by name"),
+            "/v1/models/{name}": ("GET", self.model, "Describe the model of this name"),
             "/healthz": ("GET", self.health, "Whether the process is alive"),
             "/readyz": ("GET", self.ready, "Whether requests can be served"),
             "/metrics": ("GET", self.metrics, "Metrics for Prometheus"),
@@ -179,37 +178,50 @@ class Routes:
             routes["/v1/samples/{number}"] = ("GET", self.sample, "One of the sample lists")
         return routes
 
+    def _context(self, request: Request) -> RequestContext:
+        """Return the context of the model that the path names, by default of the main model."""
+        name = request.path_params.get("name", self.service.config.name)
+        if name not in self.service.contexts:
+            raise Problem(404, "there is no model of this name; see /v1/models")
+        return self.service.contexts[name]
+
     async def rank(self, request: Request) -> Response:
         content_type, body = await self._read(request, JSON, ARROW_TYPE)
-        context = self.service.context
+        context = self._context(request)
         if content_type == ARROW_TYPE:
             ranked = await self.service.rank(context, read_arrow(body, context.reader))
             response = Response(write_arrow(ranked.rankings, ranked.lists, ranked.ids), media_type=ARROW_TYPE)
         else:
-            bodies = context.bodies
             batch = _BATCH.match(body) is not None  # a batch begins with its only field
-            queries = _parse(bodies["RankBatch"], body).queries if batch else [_parse(bodies["RankQuery"], body)]
+            queries = parse(context.types.batch, body).queries if batch else [parse(context.types.rank, body)]
             ranked = await self.service.rank(context, context.reader.lists(queries, batch=batch))
             pairs = zip(ranked.rankings, ranked.ids, strict=True)
-            answers = [ranking.to_dict(ranked.lists, ranking_id) for ranking, ranking_id in pairs]
-            response = _json({"rankings": answers} if batch else answers[0])
-        parts = f"model;dur={1e3 * ranked.model_seconds:.3f}, log;dur={1e3 * ranked.log_seconds:.3f}"
-        response.headers["server-timing"] = parts
+            answers = tuple(ranking.answer(ranked.lists, ranking_id) for ranking, ranking_id in pairs)
+            response = _json(RankingBatch(answers) if batch else answers[0])
+        _add_timing(response, f"model;dur={1e3 * ranked.model_seconds:.3f}, log;dur={1e3 * ranked.log_seconds:.3f}")
         return response
 
     async def explain(self, request: Request) -> Response:
         _, body = await self._read(request, JSON)
-        context = self.service.context
-        query = _parse(context.bodies["ExplainQuery"], body)
+        context = self._context(request)
+        query = parse(context.types.explain, body)
         return _json(explain(context.active, context.reader.lists([query], batch=False), query.orders))
+
+    async def items(self, request: Request) -> Response:
+        self._require_key("accepts no items: replace the file of --items instead")
+        content_type, body = await self._read(request, JSON, ARROW_TYPE)
+        context = self.service.context
+        if content_type == ARROW_TYPE:
+            return _json(await self.service.put_items(read_items(body, context.reader)))
+        items = parse(context.types.items, body).items
+        return _json(await self.service.put_items(items_of(items, context.reader)))
 
     async def feedback(self, request: Request) -> Response:
         _, body = await self._read(request, JSON)
-        return _json(Accepted(accepted=await self.service.feedback(_parse(FeedbackBody, body).events)), 202)
+        return _json(Accepted(await self.service.feedback(parse(FEEDBACK, body).events)), 202)
 
     async def reload(self, _: Request) -> Response:
-        if self.service.config.key is None:
-            raise Problem(403, "a server without a key reloads on SIGHUP only")
+        self._require_key("reloads on SIGHUP only")
         try:
             changed = await self.service.reload()
         except UrankError:
@@ -219,8 +231,13 @@ class Routes:
         version = self.service.context.active.main.version
         return _json(Reloaded(version=version, changed=changed, status="reloaded" if changed else "unchanged"))
 
-    async def model(self, _: Request) -> Response:
-        active, config = self.service.context.active, self.service.config
+    def _require_key(self, otherwise: str) -> None:
+        if self.service.config.key is None:
+            raise Problem(403, f"a server without a key {otherwise}")
+
+    async def model(self, request: Request) -> Response:
+        context, config = self._context(request), self.service.config
+        active, items = context.active, context.reader.items
         main, shadow, other, test = active.main, active.shadow, active.other, active.test
         facts = ModelFacts(
             version=main.version,
@@ -230,14 +247,19 @@ class Routes:
             positions=main.positions,
             features=FeatureNames(numeric=active.numeric, categorical=active.categorical),
             takes_value=active.takes_value,
-            loaded=datetime.fromtimestamp(main.loaded, UTC),
+            loaded=datetime.fromtimestamp(int(main.loaded), UTC),
             explore=None if config.exploration is None else str(config.exploration),
-            shadow=shadow and Shadow(version=shadow.version, name=shadow.name),
-            test=test and other and SplitTest(name=test.name, share=test.share, version=other.version),
+            shadow=None if shadow is None else Shadow(shadow.version, shadow.name),
+            test=None if test is None or other is None else SplitTest(test.name, test.share, other.version),
+            items=None if items is None else len(items.index),
             log=config.log is not None or config.sink is not None,
             limits=config.limits.model_dump(),
         )
         return _json(facts)
+
+    async def models(self, _: Request) -> Response:
+        contexts = self.service.contexts.items()
+        return _json(ModelNames({name: context.active.main.version for name, context in contexts}))
 
     async def health(self, _: Request) -> Response:
         return _json({"status": "ok"})
@@ -251,10 +273,10 @@ class Routes:
         return Response(self.service.metrics.text(), headers={"content-type": METRICS_TYPE})
 
     async def openapi(self, _: Request) -> Response:
-        return _json(describe(self.app, self.service))
+        return _json(describe(self._summaries(), self.service))
 
     async def docs(self, _: Request) -> Response:
-        return docs_page(describe(self.app, self.service))
+        return docs_page(describe(self._summaries(), self.service))
 
     async def playground(self, _: Request) -> Response:
         return html_page(playground())
@@ -271,6 +293,11 @@ class Routes:
             raise Problem(404, f"there are {len(self.service.samples)} samples, numbered from 0")
         return _json(asdict(self.service.samples[number]))
 
+    def _summaries(self) -> dict[str, tuple[str, str]]:
+        """Return method and summary of each path of the API."""
+        paths = {path: (method.lower(), summary) for path, (method, _, summary) in self.all().items()}
+        return {path: each for path, each in paths.items() if path not in ("/", "/docs", "/openapi.json")}
+
     async def _read(self, request: Request, *allowed: str) -> tuple[str, bytes]:
         """Return type and body of a request. Pages of other sites can send other types without a preflight request."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -281,12 +308,5 @@ class Routes:
         return content_type, await read_body(request, self.service.config.limits, json=content_type == JSON)
 
 
-def _parse(model: type[ModelT], body: bytes) -> ModelT:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise invalid_body(error) from None
-
-
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(to_json(value), status, media_type=JSON)
+    return Response(msgspec.json.encode(value), status, media_type=JSON)

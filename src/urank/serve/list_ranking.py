@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from urank.client.wire_schemas import ExplainedItem, Explanation, Order, RankedItem, Ranking
 from urank.errors import ConfigError
-from urank.ranking.matching import Method
+from urank.ranking.matching import Method, expected_gain, match_first
 from urank.ranking.utility import utility_of_items
 from urank.serve.feedback_records import FeedbackColumns, RankingRecord, feedback_columns
 from urank.serve.models import ARMS, ActiveModels, ServedModel
@@ -103,28 +104,26 @@ class RankedList:
     rows: Ints  # [m], the row of each item in the request
     ranks: Ints  # [m], the rank of each before exploration
     policy: str  # logging policy: the model version, and the kind of exploration if it was applied
-    score: Floats | None  # [m]; None without a scorer
+    score: Floats | None  # [m]; None unless they were ranked by score
     click: Doubles  # [m], P(click); NaN beyond the positions that the model knows
     utility: Doubles  # [m], expected utility
 
-    def to_dict(self, lists: RequestLists, ranking_id: str) -> dict[str, Any]:
-        """Return the fields of a `wire_schemas.Ranking`."""
-        scores = [None] * len(self.rows) if self.score is None else self.score.tolist()
+    def answer(self, lists: RequestLists, ranking_id: str) -> Ranking:
+        """Return the answer for this list."""
+        rows, utilities = self.rows.tolist(), self.utility.tolist()
+        scores = [None] * len(rows) if self.score is None else self.score.tolist()
         clicks = [None if click != click else click for click in self.click.tolist()]
-        places = zip(self.rows.tolist(), scores, clicks, self.utility.tolist(), strict=True)
-        return {
-            "ranking_id": ranking_id,
-            "query_id": lists.query_ids[self.number],
-            "model": self.model.version,
-            "method": self.method,
-            "policy": self.policy,
-            "arm": self.arm,
-            "utility": float(self.utility.sum()),
-            "items": [
-                {"item_id": lists.item_ids[row], "position": k, "score": score, "click": click, "utility": utility}
-                for k, (row, score, click, utility) in enumerate(places, 1)
-            ],
-        }
+        ids = [lists.item_ids[row] for row in rows]
+        return Ranking(
+            ranking_id=ranking_id,
+            query_id=lists.query_ids[self.number],
+            model=self.model.version,
+            method=self.method,
+            policy=self.policy,
+            arm=self.arm,
+            utility=sum(utilities),
+            items=tuple(map(RankedItem, ids, range(1, len(rows) + 1), scores, clicks, utilities)),
+        )
 
 
 def write_arrow(rankings: Sequence[RankedList], lists: RequestLists, ranking_ids: Sequence[str]) -> bytes:
@@ -212,53 +211,54 @@ def _rank_by_model(
         rows, part = _select(items, group)
         score = model.scores(part) if method == "score" else None
         table = model.log_ctr(part) if method != "score" else None
-        order = model.order(part, table, score, method=method, positions=positions)
-        bounds = pairwise(part.offsets.tolist())
-        best = [start + np.argsort(order[start:end])[:positions] for start, end in bounds]
+        if table is not None and method == "match" and len(group) == 1 and positions <= model.positions:
+            best = [match_first(expected_gain(table[:, :positions], part.value, method))]
+        else:
+            order = model.order(part, table, score, method=method, positions=positions)
+            bounds = pairwise(part.offsets.tolist())
+            best = [start + np.argsort(order[start:end])[:positions] for start, end in bounds]
         if exploration is None or rng is None:
-            explored = [(np.arange(1, len(each) + 1), False) for each in best]
+            explored, shown = [(np.arange(1, len(each) + 1), False) for each in best], best
         else:
             explored = [exploration.order(len(each), rng) for each in best]
-        shown = [each[ranks - 1] for each, (ranks, _) in zip(best, explored, strict=True)]
-        scores, clicks = _scores_and_clicks(model, part, shown, score, table)
-        for number, own, (ranks, randomised), s, click in zip(group, shown, explored, scores, clicks, strict=True):
+            shown = [each[ranks - 1] for each, (ranks, _) in zip(best, explored, strict=True)]
+        tables = _tables_of_shown(model, part, shown) if table is None else [table[own] for own in shown]
+        for number, own, (ranks, randomised), each in zip(group, shown, explored, tables, strict=True):
             policy = f"{model.version}+{exploration.kind}" if exploration and randomised else model.version
-            utility: Doubles = np.where(np.isnan(click), 0.0, click) * part.value[own]
-            rankings.append(RankedList(number, model, method, arm, rows[own], ranks, policy, s, click, utility))
+            click = np.exp(np.diagonal(each).astype(np.float64))
+            utility: Doubles = click * part.value[own[: len(click)]]
+            if unknown := len(own) - len(click):  # beyond the positions that the model knows
+                click, utility = np.append(click, [np.nan] * unknown), np.append(utility, [0.0] * unknown)
+            rankings.append(
+                RankedList(
+                    number=number,
+                    model=model,
+                    method=method,
+                    arm=arm,
+                    rows=own if rows is None else rows[own],
+                    ranks=ranks,
+                    policy=policy,
+                    score=None if score is None else score[own],
+                    click=click,
+                    utility=utility,
+                )
+            )
     return rankings
 
 
-def _select(items: CandidateArrays, numbers: Sequence[int]) -> tuple[Ints, CandidateArrays]:
-    """Return the rows of some lists, and these lists alone."""
+def _select(items: CandidateArrays, numbers: Sequence[int]) -> tuple[Ints | None, CandidateArrays]:
+    """Return the rows of some lists, None for all, and these lists alone."""
     if len(numbers) == len(items.offsets) - 1:
-        return np.arange(len(items)), items
+        return None, items
     rows = np.concatenate([np.arange(items.offsets[n], items.offsets[n + 1]) for n in numbers])
     return rows, items.take(rows, np.append(0, np.cumsum(np.diff(items.offsets)[list(numbers)])))
 
 
-def _scores_and_clicks(
-    model: ServedModel, items: CandidateArrays, shown: Sequence[Ints], score: Floats | None, table: Floats | None
-) -> tuple[list[Floats | None], list[Doubles]]:
-    """Return the scores and click probabilities of the items shown in each list.
-
-    What the order did not need is computed for these alone: they are few, and apart from parsing the click model takes
-    the most time.
-    """
+def _tables_of_shown(model: ServedModel, items: CandidateArrays, shown: Sequence[Ints]) -> list[Floats]:
+    """Return the click table of the items shown in each list, which are few: the click model takes the most time."""
     rows = np.concatenate(shown)
-    ends = np.cumsum([len(each) for each in shown])[:-1]
-    few = items.take(rows, np.array([0, len(rows)]))
-    scores = model.scores(few) if score is None else score[rows]
-    tables = np.split(model.log_ctr(few) if table is None else table[rows], ends)
-    by_list: list[Floats | None] = [None] * len(shown) if scores is None else list(np.split(scores, ends))
-    return by_list, [_clicks_from_top(each) for each in tables]
-
-
-def _clicks_from_top(table: Floats) -> Doubles:
-    """Return P(click) `[m]` of items `[m, K]` shown from the top; NaN beyond K."""
-    click = np.full(len(table), np.nan)
-    known = np.diagonal(table)
-    click[: len(known)] = np.exp(known.astype(np.float64))
-    return click
+    table = model.log_ctr(items.take(rows, np.array([0, len(rows)])))
+    return np.split(table, np.cumsum([len(each) for each in shown])[:-1])
 
 
 def log_columns(active: ActiveModels, lists: RequestLists, exploration: Exploration | None) -> FeedbackColumns:
@@ -297,8 +297,8 @@ def log_record(
     )
 
 
-def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Explain the one list by the main model; returns the fields of a `wire_schemas.Explanation`."""
+def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequence[str]]) -> Explanation:
+    """Explain the one list by the main model."""
     model = active.main
     items = active.inputs_of(model, lists.items)
     table, scores = model.log_ctr(items), model.scores(items)
@@ -308,15 +308,15 @@ def explain(active: ActiveModels, lists: RequestLists, orders: Mapping[str, Sequ
     clicks = np.minimum(np.exp(table[:, :places].astype(np.float64)), 1)  # a graph may round up to just above 1
     item_scores = [None] * len(items) if scores is None else scores.tolist()
     rows = zip(lists.item_ids, items.value.tolist(), item_scores, clicks.tolist(), strict=True)
-    return {
-        "model": model.version,
-        "method": active.method_of(model),
-        "positions": places,
-        "items": [{"item_id": each, "value": v, "score": s, "clicks": c} for each, v, s, c in rows],
-        "orders": [
+    return Explanation(
+        model=model.version,
+        method=active.method_of(model),
+        positions=places,
+        items=tuple(ExplainedItem(each, value, score, tuple(click)) for each, value, score, click in rows),
+        orders=tuple(
             _evaluate(name, order, clicks, items.value, lists.item_ids) for name, order in (ranked | given).items()
-        ],
-    }
+        ),
+    )
 
 
 def _order_positions(name: str, ids: Sequence[str], all_ids: Sequence[str], methods: Sequence[str]) -> Ints:
@@ -334,10 +334,9 @@ def _order_positions(name: str, ids: Sequence[str], all_ids: Sequence[str], meth
     return positions
 
 
-def _evaluate(name: str, positions: Ints, clicks: Doubles, value: Floats, ids: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a `wire_schemas.Order`."""
+def _evaluate(name: str, positions: Ints, clicks: Doubles, value: Floats, ids: Sequence[str]) -> Order:
     utilities = utility_of_items(clicks[None], positions[None], value=value[None].astype(np.float64))[0]
-    places = clicks.shape[1]
-    shown = [int(row) for row in np.argsort(positions) if positions[row] <= places]
-    values = {"utility": float(utilities.sum()), "utilities": [float(utilities[row]) for row in shown]}
-    return {"name": name, "items": [ids[row] for row in shown], **values}
+    shown = [int(row) for row in np.argsort(positions) if positions[row] <= clicks.shape[1]]
+    return Order(
+        name, tuple(ids[row] for row in shown), float(utilities.sum()), tuple(float(utilities[row]) for row in shown)
+    )

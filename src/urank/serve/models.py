@@ -125,16 +125,28 @@ class UserSplit:
     folder: Path
     share: float = 0.5
     name: str = "serve"
+    share_file: Path | None = None  # a file with the share, which may change while the server runs
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ConfigError(f"the share of the test must be above 0 and below 1; got {self.share:g}")
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"the share of the test must be from 0 to 1; got {self.share:g}")
         if not self.name:
             raise ConfigError("the test needs a name, by which users are assigned; got an empty one")
 
+    def current(self) -> UserSplit:
+        """Return the test with the share that the file has now."""
+        if self.share_file is None:
+            return self
+        try:
+            share = float(self.share_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            message = f"--test-share {self.share_file} must be a number, or a file with a number from 0 to 1"
+            raise ConfigError(message) from error
+        return replace(self, share=share)
+
     def arms(self, users: Sequence[str]) -> list[str]:
         """Return the arm of each user."""
-        shares = {ARMS[0]: 1 - self.share, ARMS[1]: self.share}
+        shares = {arm: share for arm, share in zip(ARMS, (1 - self.share, self.share), strict=True) if share > 0}
         return assign_arms(pl.Series(users, dtype=pl.String), shares, salt=self.name).to_list()
 
 
@@ -264,7 +276,7 @@ def _build(sources: ModelSources, artifacts: Artifacts) -> ActiveModels:
     models = {role: _load(folders[role], files, sources.threads) for role, files in artifacts.items()}
     main, shadow, other = (models.get(role) for role in ("main", "shadow", "other"))
     assert main is not None  # noqa: S101 - it always has a folder
-    return ActiveModels(main, shadow, other, sources.test, sources.method)
+    return ActiveModels(main, shadow, other, sources.test and sources.test.current(), sources.method)
 
 
 def _write_snapshot(path: Path, artifacts: Artifacts) -> None:

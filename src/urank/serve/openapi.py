@@ -1,40 +1,58 @@
 """The OpenAPI document of the models in use, and the page that shows it.
 
-FastAPI generates the frame. Bodies are added here, since their schemas depend on the features of the models.
+Schemas are those of the body and answer types, which depend on the features of the models. That every feature must be
+present, in a candidate, in the context or among the items of the server, is not part of them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from jinja2 import Environment, PackageLoader
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from msgspec import Struct
+from msgspec.json import schema_components
 from starlette.responses import Response
 
-from urank.client.wire_schemas import Accepted, Explanation, Ranking, RankingBatch, Reloaded
+from urank import __version__
+from urank.client.wire_schemas import (
+    Accepted,
+    Explanation,
+    ItemsStored,
+    ModelFacts,
+    ModelNames,
+    Ranking,
+    RankingBatch,
+    Reloaded,
+)
 from urank.ranking.matching import METHODS
 from urank.serve.playground import html_page
-from urank.serve.request_arrays import ARROW_TYPE
+from urank.serve.request_arrays import ARROW_TYPE, FLOAT32_BOUND
 from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody
 from urank.serve.security import OPEN_PATHS
 from urank.serve.service import METRICS_TYPE, Service
 
 JSON = "application/json"
-OPERATIONS: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
-    "/v1/rank": (("RankQuery", "RankBatch"), 200, ("Ranking", "RankingBatch")),
-    "/v1/explain": (("ExplainQuery",), 200, ("Explanation",)),
-    "/v1/feedback": (("FeedbackBody",), 202, ("Accepted",)),
-    "/v1/reload": ((), 200, ("Reloaded",)),
+_RANK = (("RankQuery", "RankColumns", "RankBatch"), (Ranking, RankingBatch))
+_EXPLAIN = (("ExplainQuery", "ExplainColumns"), (Explanation,))
+OPERATIONS: Mapping[str, tuple[tuple[str, ...], tuple[type[Struct], ...]]] = {
+    "/v1/rank": _RANK,
+    "/v1/explain": _EXPLAIN,
+    "/v1/models/{name}/rank": _RANK,
+    "/v1/models/{name}/explain": _EXPLAIN,
+    "/v1/feedback": (("FeedbackBody",), (Accepted,)),
+    "/v1/items": (("ItemsBody",), (ItemsStored,)),
+    "/v1/reload": ((), (Reloaded,)),
+    "/v1/model": ((), (ModelFacts,)),
+    "/v1/models": ((), (ModelNames,)),
+    "/v1/models/{name}": ((), (ModelFacts,)),
 }
-"""Alternatives of the body, status and alternatives of the answer of each path with a POST."""
+"""Alternatives of the body and of the answer of each path."""
 
-_ANSWERS: tuple[type[BaseModel], ...] = (Ranking, RankingBatch, Explanation, Accepted, Reloaded, ProblemBody)
+_ARROW_PATHS = ("/v1/rank", "/v1/models/{name}/rank", "/v1/items")
+_PARAMETERS = {"number": {"type": "string", "pattern": "^[0-9]{1,9}$"}, "name": {"type": "string", "minLength": 1}}
 _REFUSALS = {
     "400": "The body does not match its type.",
     "401": "A key is required, or it is wrong.",
@@ -49,81 +67,93 @@ _REFUSALS = {
     "503": "The log cannot be written, or the answer took too long.",
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_FLOAT32_BOUND = (2 - 2.0**-24) * 2.0**127  # smaller numbers are rounded to finite float32
+_REFERENCE = "#/components/schemas/"
+_LIST_FORMS = {"Query": ("candidates", ("item_id", "features", "value")), "Columns": ("item_id", ("candidates",))}
+"""The field that each form of a list needs, and those that it has not."""
 _MAX_SCHEMA_LINES = 80
 _TEMPLATES = Environment(loader=PackageLoader("urank.serve", "templates"), autoescape=True)
 
 
-def describe(app: FastAPI, service: Service) -> dict[str, Any]:
-    """Return the OpenAPI document for the models in use."""
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, summary=app.summary
-    )
-    models = {**service.context.bodies, **{model.__name__: model for model in _ANSWERS}}
-    chosen = [(model, "validation") for model in models.values()]
-    references, schemas = models_json_schema(chosen, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    components = document.setdefault("components", {}).setdefault("schemas", {})
-    components.update(schemas.get("$defs", {}))
-    _describe_features(components, service)
+def describe(paths: Mapping[str, tuple[str, str]], service: Service) -> dict[str, Any]:
+    """Return the OpenAPI document for the models in use.
+
+    Args:
+        paths: Method and summary of each path.
+    """
+    components: dict[str, Any] = {"schemas": _schemas(service)}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "urank",
+            "version": __version__,
+            "summary": "Ranks lists by expected utility, and logs rankings and feedback.",
+            "description": "Refusals are `application/problem+json`.",
+        },
+        "paths": {path: {method: _operation(path, summary, service)} for path, (method, summary) in paths.items()},
+        "components": components,
+    }
     if service.config.key is not None:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-    refs = {name: references[model, "validation"]["$ref"] for name, model in models.items()}
-    problem = {PROBLEM_JSON: {"schema": {"$ref": refs["ProblemBody"]}}}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            _describe_operation(path, operation, refs)
-            if path in OPEN_PATHS:
-                operation["security"] = []
-            for status, text in _REFUSALS.items():
-                operation["responses"][status] = {"description": text, "content": problem}
     return document
 
 
-def _describe_operation(path: str, operation: dict[str, Any], refs: Mapping[str, str]) -> None:
-    if names := re.findall(r"{(\w+)}", path):
-        number = {"type": "string", "pattern": "^[0-9]{1,9}$"}
-        operation["parameters"] = [{"name": each, "in": "path", "required": True, "schema": number} for each in names]
-    if path not in OPERATIONS:
-        metrics: dict[str, Any] = {METRICS_TYPE: {"schema": {"type": "string"}}}
-        content = metrics if path == "/metrics" else {JSON: {"schema": {"type": "object"}}}
-        operation["responses"]["200"] = {"description": "Success.", "content": content}
-        return
-    bodies, status, answers = OPERATIONS[path]
-    arrow = {ARROW_TYPE: _BINARY} if path == "/v1/rank" else {}
+def _operation(path: str, summary: str, service: Service) -> dict[str, Any]:
+    bodies, answers = OPERATIONS.get(path, ((), ()))
+    names = re.findall(r"{(\w+)}", path)
+    operation: dict[str, Any] = {"summary": summary}
+    if names:
+        parameters = [{"name": each, "in": "path", "required": True, "schema": _PARAMETERS[each]} for each in names]
+        operation["parameters"] = parameters
     if bodies:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _any_of(bodies, refs)}, **arrow}}
-    content = {JSON: {"schema": _any_of(answers, refs)}, **arrow}
-    operation["responses"] = {str(status): {"description": "Success.", "content": content}}
+        other_features = "name" in names and service.config.others  # those of each model are at /v1/models/{name}
+        body = {"type": "object"} if other_features else _any_of(bodies)
+        arrow = {ARROW_TYPE: _BINARY} if path in _ARROW_PATHS else {}
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}, **arrow}}
+    if path == "/metrics":
+        content: dict[str, Any] = {METRICS_TYPE: {"schema": {"type": "string"}}}
+    else:
+        schema = _any_of(each.__name__ for each in answers) if answers else {"type": "object"}
+        arrow = {ARROW_TYPE: _BINARY} if bodies == _RANK[0] else {}
+        content = {JSON: {"schema": schema}, **arrow}
+    problem = {PROBLEM_JSON: {"schema": {"$ref": f"{_REFERENCE}ProblemBody"}}}
+    status = "202" if path == "/v1/feedback" else "200"
+    refusals = {status: {"description": text, "content": problem} for status, text in _REFUSALS.items()}
+    operation["responses"] = {status: {"description": "Success.", "content": content}, **refusals}
+    if path in OPEN_PATHS:
+        operation["security"] = []
+    return operation
 
 
-def _any_of(names: tuple[str, ...], refs: Mapping[str, str]) -> dict[str, Any]:
-    references = [{"$ref": refs[name]} for name in names]
-    return references[0] if len(references) == 1 else {"anyOf": references}
-
-
-def _describe_features(components: dict[str, Any], service: Service) -> None:
-    """Add the features of the models, the methods, and the limits."""
-    bounded = {"type": "number", "exclusiveMinimum": -_FLOAT32_BOUND, "exclusiveMaximum": _FLOAT32_BOUND}
-    number = {"anyOf": [bounded, {"type": "null"}]}
-    category = {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]}
+def _schemas(service: Service) -> dict[str, Any]:
+    types = service.context.types
+    answers = {each for _, kinds in OPERATIONS.values() for each in kinds}
+    described = [*types.bodies.values(), ProblemBody, *sorted(answers, key=lambda each: each.__name__)]
+    _, schemas = schema_components(described, ref_template=f"{_REFERENCE}{{name}}")
     active, limits = service.context.active, service.config.limits
-    properties = dict.fromkeys(active.numeric, number) | dict.fromkeys(active.categorical, category)
-    for schema in components.values():
-        fields = schema.get("properties", {})
-        if "features" in fields and "item_id" in fields:
-            fields["features"] = {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties),
-                "additionalProperties": service.config.ignore_unknown,
-                "description": fields["features"].get("description", ""),
-            }
-        for name, most in (("candidates", limits.candidates), ("queries", limits.queries)):
-            if name in fields:
-                fields[name]["maxItems"] = most
-        if fields.get("method", {}).get("type") == "string":  # of an answer: clients accept any text
-            fields["method"]["enum"] = list(METHODS)
+    number = {"type": "number", "exclusiveMinimum": -FLOAT32_BOUND, "exclusiveMaximum": FLOAT32_BOUND}
+    for name in active.numeric:
+        schemas["Features"]["properties"][name]["anyOf"][0] = number
+        schemas["Columns"]["properties"][name]["items"]["anyOf"][0] = number
+    for column in schemas["Columns"]["properties"].values():
+        column["maxItems"] = limits.candidates
+    for name, schema in schemas.items():  # clients ignore unknown fields of answers, but the server sends none
+        if name not in ("Features", "Columns"):
+            schema["additionalProperties"] = False
+    schemas["Ranking"]["properties"]["method"]["enum"] = list(METHODS)
+    for name in ("Rank", "Explain"):
+        query = schemas.pop(f"{name}Query")
+        for form, (needed, omitted) in _LIST_FORMS.items():
+            properties = {key: each for key, each in query["properties"].items() if key not in omitted}
+            changed = {"title": f"{name}{form}", "properties": properties, "required": [*query["required"], needed]}
+            schemas[f"{name}{form}"] = query | changed
+    schemas["RankBatch"]["properties"]["queries"]["items"] = _any_of(("RankQuery", "RankColumns"))
+    return schemas
+
+
+def _any_of(names: Iterable[str]) -> dict[str, Any]:
+    references = [{"$ref": f"{_REFERENCE}{name}"} for name in names]
+    return references[0] if len(references) == 1 else {"anyOf": references}
 
 
 def docs_page(document: dict[str, Any]) -> Response:

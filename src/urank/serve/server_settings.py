@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ class Limits(BaseModel):
     queries: int = Field(100, ge=1, le=1_000_000, description="largest number of queries of a batch")
     rows: int = Field(20_000, ge=1, le=10_000_000, description="largest number of candidates of a batch in total")
     json_bytes: int = Field(4 * 2**20, ge=1_024, description="bytes of a JSON body, which takes longer to parse")
+    items: int = Field(2_000_000, ge=1, le=100_000_000, description="largest number of items of PUT /v1/items in total")
     requests: int = Field(1_000, ge=1, le=100_000, description="largest number of concurrent requests per worker")
     seconds: float = Field(10.0, ge=0.1, le=600, description="seconds for a body to arrive, and for the answer")
 
@@ -39,6 +41,10 @@ class ServeConfig:
     """Everything but the socket."""
 
     sources: ModelSources
+    name: str = "default"  # of this model
+    others: Mapping[str, ModelSources] = field(default_factory=dict)  # more models by name
+    items: Path | None = None  # Parquet file with the features of items
+    rank_unknown: bool = False  # rank items that are not in that file, with missing features
     key: str | None = field(default=None, repr=False)  # that requests must present; None only on a loopback address
     hosts: tuple[str, ...] = ()  # allowed names in the Host header, without port; any if empty
     limits: Limits = field(default_factory=Limits)
@@ -47,7 +53,7 @@ class ServeConfig:
     exploration: Exploration | None = None  # how lists are randomised; None leaves them as ranked
     sample: str | None = None  # log with lists for the playground
     playground: bool = True
-    ignore_unknown: bool = False  # accept candidates with features that no model has
+    ignore_unknown: bool = False  # accept features that no model has
     access_log: bool = False  # log a line for every request
     trace: bool = False  # export spans by OpenTelemetry
     seed: int | None = None  # of the exploration; None draws one from the system

@@ -12,28 +12,33 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
+from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from urank.client.wire_schemas import ItemsStored
 from urank.errors import DataError, UrankError
 from urank.serve import postgres_sink, sqlite_sink
 from urank.serve.feedback_records import FeedbackColumns, FeedbackRecord, ShadowRecord, new_home, new_ranking_id
 from urank.serve.feedback_sink import FeedbackSink
+from urank.serve.item_store import FileState, file_state, load_items, put_items
 from urank.serve.list_ranking import RankedList, log_columns, log_record, rank_lists, shadow_orders
 from urank.serve.logs import REQUEST
-from urank.serve.models import ActiveModels, load_models, resume_models
+from urank.serve.models import ActiveModels, ModelSources, load_models, resume_models
 from urank.serve.playground import PlaygroundSample, read_samples
 from urank.serve.processes import SHARED_FOLDER
-from urank.serve.request_arrays import CandidateReader, RequestLists
-from urank.serve.request_schemas import Event, Problem, request_models
+from urank.serve.request_arrays import MISSING, CandidateReader, RequestLists
+from urank.serve.request_schemas import Event, Problem, RequestTypes, request_types
 from urank.serve.server_settings import ServeConfig
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -68,6 +73,8 @@ class Metrics:
         self.events = Counter("urank_feedback_events", "Events accepted.", ["kind"], **common)
         self.reloads = Counter("urank_reloads", "Attempts to reload the models.", ["result"], **common)
         self.shadow = Counter("urank_shadow_lists", "Lists ranked by the shadow model as well.", ["result"], **common)
+        self.requests_of = cache(self.requests.labels)  # `labels` takes a lock each time
+        self.lists_of, self.utility_of = cache(self.lists.labels), cache(self.utility.labels)
         live: dict[str, Any] = {"multiprocess_mode": "livemostrecent", **common}
         self.model = Gauge("urank_model_info", "The models in use.", ["role", "version"], **live)
         self.stale = Gauge(
@@ -93,11 +100,11 @@ class Metrics:
 
 @dataclass(frozen=True, eq=False)
 class RequestContext:
-    """The models, the reader and the body types by name that a request uses from beginning to end."""
+    """The models, the reader and the body types that a request uses from beginning to end."""
 
     active: ActiveModels
     reader: CandidateReader
-    bodies: Mapping[str, Any]
+    types: RequestTypes
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +127,9 @@ class Service:
     def __init__(self, config: ServeConfig, *, compacts: bool = True) -> None:
         self.config, self.compacts = config, compacts
         self.metrics = Metrics()
-        active, stale = resume_models(config.sources)
-        self.context = self._context_of(active)
-        self.metrics.stale.set(stale)
-        self._set_model_info(self.context.active, 1)
+        self._watched = self._watched_files()
+        self.contexts = self._load_contexts(resume_models)  # by the names of the models
+        self._set_model_info(self.contexts, 1)
         self.samples = self._read_samples()
         if config.log is not None:
             sqlite_sink.check_folder(config.log)
@@ -143,6 +149,8 @@ class Service:
         if parent is not None:
             self._run_in_background(_end_with_parent(parent))
         config = self.config
+        if self._watched:
+            self._run_in_background(self._watch_files())
         if config.log is not None:
             self._sink = sqlite_sink.SqliteSink(config.log)
             if self.compacts:
@@ -161,6 +169,11 @@ class Service:
             await self._sink.close()
         for threads in (self._threads, self._background):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def context(self) -> RequestContext:
+        """That of the main model."""
+        return self.contexts[self.config.name]
 
     @property
     def ready(self) -> bool:
@@ -186,8 +199,8 @@ class Service:
         REQUEST.get({})["candidates"] = len(lists.items)
         for each in rankings:
             explored = "yes" if each.policy != each.model.version else "no"
-            self.metrics.lists.labels(each.arm or "", explored).inc()
-            self.metrics.utility.labels(each.arm or "").inc(float(each.utility.sum()))
+            self.metrics.lists_of(each.arm or "", explored).inc()
+            self.metrics.utility_of(each.arm or "").inc(float(each.utility.sum()))
         if context.active.shadow is not None:
             if len(self._tasks) < MAX_SHADOW_TASKS:
                 self._run_in_background(self._rank_by_shadow(context, lists, rankings, ids))
@@ -199,7 +212,7 @@ class Service:
         """Log events, which are durable when this returns; returns their number."""
         if self._sink is None:
             raise Problem(409, "this server keeps no feedback log; start it with --log DIR")
-        await self._append(self._sink, feedback=[FeedbackRecord(**dict(each)) for each in events])
+        await self._append(self._sink, feedback=[FeedbackRecord(**asdict(each)) for each in events])
         self.metrics.events.labels("click").inc(sum(each.click for each in events))
         self.metrics.events.labels("conversion").inc(sum(each.conversion for each in events))
         return len(events)
@@ -207,46 +220,108 @@ class Service:
     async def reload(self) -> bool:
         """Reload the models, and return whether they changed; the old ones stay if this raises a `UrankError`."""
         async with self._reloading:
-            before = self.context.active
+            before, self._watched = self.contexts, self._watched_files()
             loop = asyncio.get_running_loop()
             try:
-                active = await loop.run_in_executor(self._background, load_models, self.config.sources)
-                context = self._context_of(active)
+                contexts = await loop.run_in_executor(
+                    self._background, self._load_contexts, lambda each: (load_models(each), False)
+                )
             except UrankError as error:
                 self.metrics.reloads.labels("refused").inc()
                 self.metrics.stale.set(1)
                 logger.error("the models were not replaced: %s", error)
                 raise
-            self.metrics.stale.set(0)
-            if [model.version for model in active.models] == [model.version for model in before.models]:
+            self.contexts = contexts
+            if _versions(contexts) == _versions(before):
                 self.metrics.reloads.labels("unchanged").inc()
                 return False
             self._set_model_info(before, 0)
-            self._set_model_info(active, 1)
-            self.context = context
+            self._set_model_info(contexts, 1)
             self.samples = self._read_samples()
             self.metrics.reloads.labels("reloaded").inc()
-            logger.info("the model is now %s", active.main.version)
+            logger.info("the model is now %s", self.context.active.main.version)
             return True
+
+    async def put_items(self, items: pl.DataFrame) -> ItemsStored:
+        """Add or replace items in the file, which all workers read within seconds; this one before it returns."""
+        path, loop = self.config.items, asyncio.get_running_loop()
+        if path is None:
+            raise Problem(409, "this server holds no items; start it with --items FILE")
+        try:
+            stored = await loop.run_in_executor(self._background, put_items, path, items, self.config.limits.items)
+        except DataError as error:
+            raise Problem(422, str(error)) from None
+        except (OSError, pl.exceptions.PolarsError) as error:
+            logger.error("the items cannot be written: %s", error)
+            raise Problem(503, "the items cannot be written, so nothing is acknowledged") from None
+        await self._refresh()
+        return stored
 
     async def reload_on_signal(self) -> None:
         """Reload the models; a refusal is only logged."""
         with suppress(UrankError):
             await self.reload()
 
-    def _context_of(self, active: ActiveModels) -> RequestContext:
+    def _load_contexts(self, load: Callable[[ModelSources], tuple[ActiveModels, bool]]) -> dict[str, RequestContext]:
+        """Load all models by a function that also returns whether they are stale."""
         config = self.config
-        if config.log is not None or config.sink is not None:  # fail fast on features named like columns of the log
-            FeedbackColumns(active.numeric, active.categorical, value=True, explored=True)
-        reader = CandidateReader(
-            active.numeric, active.categorical, config.limits, ignore_unknown=config.ignore_unknown
-        )
-        return RequestContext(active, reader, request_models(bool(active.categorical), config.limits))
+        loaded = {name: load(each) for name, each in {config.name: config.sources, **config.others}.items()}
+        contexts = {name: self._context_of(active) for name, (active, _) in loaded.items()}
+        with_items = self._with_items(contexts)
+        self.metrics.stale.set(any(stale for _, stale in loaded.values()))
+        return with_items
 
-    def _set_model_info(self, active: ActiveModels, value: float) -> None:
-        for role, model in (("main", active.main), ("shadow", active.shadow), ("test", active.other)):
-            if model is not None:
-                self.metrics.model.labels(role, model.version).set(value)
+    def _context_of(self, active: ActiveModels) -> RequestContext:
+        config, features = self.config, (active.numeric, active.categorical)
+        if config.log is not None or config.sink is not None:  # fail fast on features named like columns of the log
+            FeedbackColumns(*features, value=True, explored=True)
+        lenient = config.ignore_unknown
+        reader = CandidateReader(*features, config.limits, ignore_unknown=lenient, rank_unknown=config.rank_unknown)
+        return RequestContext(active, reader, request_types(*features, config.limits, ignore_unknown=lenient))
+
+    def _with_items(self, contexts: dict[str, RequestContext]) -> dict[str, RequestContext]:
+        """Load the features of items that any model has, and add them to the readers."""
+        if self.config.items is None:
+            return contexts
+        readers = [each.reader for each in contexts.values()]
+        numeric = tuple(dict.fromkeys(name for each in readers for name in each.numeric))
+        categorical = tuple(dict.fromkeys(name for each in readers for name in each.categorical))
+        items = load_items(self.config.items, numeric, categorical, MISSING)
+        return {name: replace(each, reader=replace(each.reader, items=items)) for name, each in contexts.items()}
+
+    def _watched_files(self) -> dict[Path, FileState | None]:
+        """Return the states of the files that may change while the server runs."""
+        test = self.config.sources.test
+        paths = (self.config.items, None if test is None else test.share_file)
+        return {path: file_state(path) if path.exists() else None for path in paths if path is not None}
+
+    async def _watch_files(self) -> None:
+        """Read the items and the share of the test again when their files change."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            with suppress(OSError):  # replaced meanwhile
+                if self._watched_files() != self._watched:
+                    await self._refresh()
+
+    async def _refresh(self) -> None:
+        """Read the items and the share of the test again; if a file is broken, the old content stays."""
+        async with self._reloading:
+            self._watched = self._watched_files()
+            context, loop = self.context, asyncio.get_running_loop()
+            try:
+                test = context.active.test and context.active.test.current()
+                active = context.active if test == context.active.test else replace(context.active, test=test)
+                contexts = {**self.contexts, self.config.name: replace(context, active=active)}
+                self.contexts = await loop.run_in_executor(self._background, self._with_items, contexts)
+            except UrankError as error:
+                logger.error("%s; the old content stays", error)
+
+    def _set_model_info(self, contexts: Mapping[str, RequestContext], value: float) -> None:
+        for name, context in contexts.items():
+            active, role = context.active, "main" if name == self.config.name else name
+            for part, model in ((role, active.main), ("shadow", active.shadow), ("test", active.other)):
+                if model is not None:
+                    self.metrics.model.labels(part, model.version).set(value)
 
     def _read_samples(self) -> list[PlaygroundSample]:
         """Read the lists of the playground, if the log has the features of the models."""
@@ -327,6 +402,10 @@ class Service:
             await asyncio.sleep(TICK_SECONDS)
             sink.probe()
             self._log_failed = self._log_failed and not sink.healthy
+
+
+def _versions(contexts: Mapping[str, RequestContext]) -> list[str]:
+    return [model.version for each in contexts.values() for model in each.active.models]
 
 
 async def _end_with_parent(parent: int) -> None:
