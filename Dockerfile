@@ -15,7 +15,7 @@ WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p src/urank \
     && touch src/urank/__init__.py \
-    && /opt/urank/bin/pip install --constraint constraints.txt ".[postgres]"
+    && /opt/urank/bin/pip install --constraint constraints.txt ".[postgres,serve]"
 COPY src ./src
 RUN /opt/urank/bin/pip install --no-deps --force-reinstall .
 

@@ -13,7 +13,7 @@ help:  ## list the targets
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -65,7 +65,12 @@ def __getattr__(name: str) -> Any:
 
         return version("urank")
     if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+        try:
+            return getattr(import_module(_MODULES[name]), name)
+        except ModuleNotFoundError as error:
+            if _MODULES[name] != "urank.client":
+                raise
+            raise ImportError(f"urank.{name} needs {error.name}: pip install 'urank[serve]'") from error
     raise AttributeError(f"module 'urank' has no attribute '{name}'")
 
 

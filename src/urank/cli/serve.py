@@ -332,6 +332,8 @@ def serve_command(
         raise ConfigError("--test-share and --test-name need a test: --test MODEL")
     if sample is not None and no_playground:
         raise ConfigError("--sample is for the playground, which --no-playground switches off")
+    if absent := [name for name in ("msgspec", "starlette", "uvicorn") if find_spec(name) is None]:
+        raise ConfigError(f"urank serve needs {', '.join(absent)}: pip install 'urank[serve]'")
     if trace and find_spec("opentelemetry.sdk") is None:
         raise ConfigError("--trace needs OpenTelemetry: pip install 'urank[otel]'")
     configure_logging(log_format.value, quiet=quiet)
