@@ -382,3 +382,18 @@ def test_the_best_method(gains: dict[str, float], chosen: str) -> None:
 
     found: Any = Known()
     assert best_method(found, ("score", "match", "ctr1")) == chosen
+
+
+def test_the_columns_of_the_log_are_remembered(tiny: Small, tmp_path: Path) -> None:
+    names = {"query_id": "request", "item_id": "article", "position": "shown_at", "click": "hit"}
+    renamed = pl.read_parquet(tiny.folder / "log.parquet").rename(names)
+    trained = urank.URank(**SETTINGS).fit(urank.read(renamed, columns=names))
+    assert trained.model_.columns == names
+    trained.save(tmp_path / "model", onnx=False)
+    loaded = urank.load_model(tmp_path / "model")
+    assert loaded.columns == names
+    candidates = tiny.simulation.candidates.drop("table", strict=False)
+    expected = loaded.rank(candidates)
+    assert_frame_equal(loaded.rank(candidates.rename({"query_id": "request", "item_id": "article"})), expected)
+    evaluation = urank.evaluate(loaded, renamed, config=JUDGES)
+    assert evaluation.queries == urank.evaluate(loaded, tiny.folder / "log.parquet", config=JUDGES).queries

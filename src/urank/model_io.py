@@ -81,6 +81,7 @@ def save_model(
                 "method": model.method,
                 "positions": clicks.positions,
                 "features": clicks.featurizer.names,
+                "columns": dict(model.columns),
                 "members": members,
                 "scorer": scorer,
                 "judges": judges,
@@ -108,8 +109,18 @@ def load_model(folder: str | Path) -> RankingModel:
         entry = manifest["scorer"]
         scorer = _read_scorer(entry, folder, featurizer, config.scorer) if entry is not None else None
         judges = tuple(_read_judge(each, folder, featurizer, positions) for each in manifest["judges"])
-        return RankingModel(clicks, scorer, manifest["method"], judges)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, UrankError) as error:
+        columns = {str(role): str(column) for role, column in manifest["columns"].items()}
+        return RankingModel(clicks, scorer, manifest["method"], judges, columns)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+        UrankError,
+    ) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{folder} is damaged and cannot be loaded ({type(error).__name__}: {reason})") from error
 

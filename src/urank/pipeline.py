@@ -295,7 +295,7 @@ def fit_model(
             judges = tuple(fit_judges(outcomes, ("train",), judging, featurizer=table.featurizer, report=report))
     baseline = config.ranker in BASELINES
     method: Method = config.method if config.method != "auto" else "score" if baseline else "match"
-    fit = ModelFit(RankingModel(table, scorer, method, judges), clicks, history, None, "asked for")
+    fit = ModelFit(RankingModel(table, scorer, method, judges, dataset.columns), clicks, history, None, "asked for")
     if config.method == "auto" and baseline:
         fit = replace(fit, why=f"{config.ranker} ranks by its scores")
     elif config.method == "auto":
@@ -768,7 +768,10 @@ def prepared(
         yield Dataset(log, memory=memory)
     else:
         with tempfile.TemporaryDirectory(prefix="urank-") as name:
-            folder, source = Path(name) / "prepared", log if isinstance(log, Log) else read(log)
+            folder = Path(name) / "prepared"
+            models = [each.model for each in policies if isinstance(each, ModelPolicy)]
+            known = {role: column for model in models for role, column in model.columns.items()}
+            source = log if isinstance(log, Log) else read(log, known=known)
             used = {column for policy in policies for column in policy.columns}
             kept = [*keep, *(feature.name for feature in source.schema.features if feature.name in used)]
             prepare(source, folder, keep=kept, bucket_bytes=memory.bucket_bytes, report=report)

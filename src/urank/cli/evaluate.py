@@ -100,7 +100,7 @@ def evaluate_command(
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
     limit_threads()
-    source, cluster = columns.source(log), engine.cluster
+    source, cluster = columns.source(log, models=models), engine.cluster
     compare = None
     if truth is not None:
         from urank.lab.truth import compare_evaluation
@@ -198,7 +198,7 @@ def guard_command(
     Example: `urank guard model prepared --html guard.html`
     """
     limit_threads()
-    source, limit = columns.source(log), Memory.parse(memory)
+    source, limit = columns.source(log, models=[model]), Memory.parse(memory)
     config = validate(CrossfitConfig, settings, "the evaluation")
     wanted = None if levels is None else _levels(levels)
     known = None

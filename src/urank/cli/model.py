@@ -43,7 +43,7 @@ def curves_command(
     from urank.report.tables import terminal_table
 
     loaded = load_model(model).clicks
-    curves = click_curves_of(loaded, columns.open(log), by=by, names=name or (), most=most)
+    curves = click_curves_of(loaded, columns.open(log, [model]), by=by, names=name or (), most=most)
     if output is not None:
         save_curves(curves, output)
     notes = [f"\nThe figure is {output}"] if output is not None else []

@@ -265,15 +265,19 @@ class LogOptions:
         bool, typer.Option("--binarise", help="Take counts of clicks above 0, and yes or true, for one click.")
     ] = False
 
-    def open(self, source: str) -> Log:
-        """Open a raw log, and say on standard error which columns were recognised by their names."""
+    def open(self, source: str, models: Sequence[str | Path] = ()) -> Log:
+        """Open a raw log, and say on standard error which columns were recognised: by their names, or since models know
+        them from the logs they were trained on.
+        """
         from urank.log.reader import read  # Polars is slow to load
+        from urank.model_manifest import read_manifest
 
         log = read(
             source,
             columns=role_columns(self.column, _COLUMN),
             categorical=self.categorical or (),
             drop=self.drop or (),
+            known={role: name for model in models for role, name in read_manifest(model).get("columns", {}).items()},
             first_position=self.first_position,
             binarise=self.binarise,
         )
@@ -281,10 +285,10 @@ class LogOptions:
             Console(stderr=True).print(log.schema.guesses, highlight=False, soft_wrap=True)
         return log
 
-    def source(self, log: str, keep: Sequence[str] | None = None) -> Log | str:
-        """Open a raw log; return the path of a prepared one, whose columns are already chosen."""
+    def source(self, log: str, keep: Sequence[str] | None = None, models: Sequence[str | Path] = ()) -> Log | str:
+        """Open a raw log as `open` does; return the path of a prepared one, whose columns are already chosen."""
         if not is_prepared(log):
-            return self.open(log)
+            return self.open(log, models)
         if self != LogOptions():
             raise ConfigError(f"{log} is prepared already: options about its columns belong to urank prepare")
         if keep:

@@ -104,13 +104,14 @@ def candidate_schema(
     numeric: Sequence[str],
     categorical: Sequence[str],
     columns: Mapping[str, str] | None = None,
+    known: Mapping[str, str] | None = None,
     required: Collection[str] = (),
 ) -> CandidateSchema:
     """Find the columns of the roles and of a model's features in a source; `name` is its name in errors."""
     mapping = dict(columns or {})
     check_mapping(mapping, CANDIDATE_ROLES, dtypes, name, "candidates")
-    guesses = guessed_roles(dtypes, mapping, {*numeric, *categorical})
-    mapping |= {role: column for role, column in guesses.items() if role in (*IDS, *required)}
+    guesses = guessed_roles(dtypes, mapping, {*numeric, *categorical} - {"category"}, known)
+    mapping |= {role: column for role, column in guesses.items() if role in (*IDS, "value", "category", *required)}
     free = set(dtypes) - {column for role, column in mapping.items() if role != "category"}
     read = (*IDS, "value", *(["position"] if "position" in required else []))
     roles = {role: mapping.get(role, role) for role in read if role in mapping or role in free}
@@ -285,6 +286,7 @@ def read_candidates(
     numeric: Sequence[str],
     categorical: Sequence[str],
     columns: Mapping[str, str] | None = None,
+    known: Mapping[str, str] | None = None,
     required: Collection[str] = (),
     work_bytes: int = 0,
     batch_bytes: int | None = None,
@@ -297,6 +299,7 @@ def read_candidates(
         numeric, categorical: The features of the model; `emb[0]` is the first number of a fixed-size list `emb`.
             Columns that are neither feature nor role are not read.
         columns: Role -> column, where the names differ; the roles are `CANDIDATE_ROLES`.
+        known: The same for the log of the model, used where such columns exist and none has the name of the role.
         required: Roles that must be present.
         work_bytes, batch_bytes, list_bytes: As in `Candidates`.
 
@@ -307,7 +310,7 @@ def read_candidates(
     """
     sources: Sequence[TableSource]
     if is_path(source):
-        name, mapping = str(source), columns or {}
+        name, mapping = str(source), {**(known or {}), **(columns or {})}
         ids = {mapping.get(role, role) for role in IDS}
         categories = _category_columns(categorical, mapping).values()
         sources = add_partitions([_open(path, ids, categories) for path in find_files(name)], name)
@@ -315,7 +318,8 @@ def read_candidates(
         name = "the candidates"
         sources = [open_table(source, name, "candidates")]
     model: dict[str, Any] = {"numeric": numeric, "categorical": categorical}
-    schemas = [candidate_schema(s.dtypes, s.name, columns=columns, required=required, **model) for s in sources]
+    roles: dict[str, Any] = {"columns": columns, "known": known, "required": required}
+    schemas = [candidate_schema(s.dtypes, s.name, **roles, **model) for s in sources]
     return Candidates(name, _with_same_ids(sources, schemas), work_bytes, batch_bytes, list_bytes)
 
 

@@ -135,6 +135,11 @@ class LogSchema:
         return replace(self, features=tuple(feature for feature in self.features if feature.name not in names))
 
     @property
+    def renamed(self) -> dict[str, str]:
+        """Role -> column where the names differ."""
+        return {role: column for role, column in self.roles.items() if role != column}
+
+    @property
     def guesses(self) -> str:
         """The guessed roles in words, with the remedy if one is wrong; empty without any."""
         if not self.guessed:
@@ -151,13 +156,14 @@ class LogSchema:
         columns: Mapping[str, str] | None = None,
         categorical: Collection[str] = (),
         drop: Collection[str] = (),
+        known: Mapping[str, str] | None = None,
         first_position: int = 1,
         binarise: bool = False,
     ) -> LogSchema:
         """Assign a role or a feature kind to each column of a source; `columns` and the rest are as in `read`."""
         mapping = dict(columns or {})
         check_mapping(mapping, ROLES, dtypes, name, "a log")
-        guesses = guessed_roles(dtypes, mapping, {*categorical, *drop})
+        guesses = guessed_roles(dtypes, mapping, {*categorical, *drop}, known)
         mapping |= guesses
         for column in [*categorical, *drop]:
             if column not in dtypes:
@@ -379,21 +385,29 @@ def missing_columns(roles: Sequence[str], dtypes: Collection[str], name: str) ->
     return DataError(f"{name} has no column {which}; name {them}: {' '.join(options)} (it has {join_names(dtypes)})")
 
 
-def guessed_roles(dtypes: Collection[str], mapping: Mapping[str, str], other: Collection[str]) -> dict[str, str]:
+def guessed_roles(
+    dtypes: Collection[str],
+    mapping: Mapping[str, str],
+    other: Collection[str],
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return role -> column for roles whose column is unmistakable by its name; see `USUAL_NAMES`.
 
-    `mapping` are the roles that are assigned already, `other` columns that cannot play one.
+    `mapping` are the roles that are assigned already, `other` columns that cannot play one, and `known` the columns
+    that played them in another log, as that of a model.
 
     >>> guessed_roles(["SRCH_ID", "position", "click_bool", "price"], {}, [])
     {'query_id': 'SRCH_ID', 'click': 'click_bool'}
     """
     taken = {*mapping.values(), *other}
-    found = {}
+    free = set(dtypes) - taken
+    open_roles = {role for role in ROLES if role not in mapping and role not in free}
+    found = {role: column for role, column in (known or {}).items() if role in open_roles and column in free}
     for role, names in USUAL_NAMES.items():
-        if role in mapping or role in set(dtypes) - taken:
+        if role not in open_roles or role in found:
             continue
-        known = {role, role.replace("_", ""), *names}
-        columns = [column for column in dtypes if column.lower() in known and column not in taken]
+        meant = {role, role.replace("_", ""), *names}
+        columns = [column for column in dtypes if column.lower() in meant and column in free]
         if len(columns) == 1:
             found[role] = columns[0]
     return found

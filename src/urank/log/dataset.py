@@ -131,6 +131,7 @@ class Dataset:
         self.numeric = [feature["name"] for feature in features if feature["kind"] == "numeric"]
         self.categorical = [feature["name"] for feature in features if feature["kind"] == "categorical"]
         self.left_out: list[str] = self.description.get("left_out", [])
+        self.columns: dict[str, str] = self.description.get("columns", {})  # of the source, role -> column
         self.outcome = "clicks"  # what the column `click` contains
 
     @property

@@ -525,6 +525,7 @@ def write_schema(
     kind = {"format": "urank prepared log", "version": PREPARED_VERSION}
     description = {**kind, "source": log.name, "split": split, **summary.to_dict()}
     description |= {"left_out": list(left_out)} if left_out else {}
+    description |= {"columns": log.schema.renamed} if log.schema.renamed else {}
     text = json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False)
     (target / "schema.json").write_text(text + "\n", encoding="utf-8")
     return description

@@ -139,6 +139,7 @@ def read(
     columns: Mapping[str, str] | None = None,
     categorical: Collection[str] = (),
     drop: Collection[str] = (),
+    known: Mapping[str, str] | None = None,
     first_position: int = 1,
     binarise: bool = False,
 ) -> Log:
@@ -152,6 +153,8 @@ def read(
             `rank` for the position, are found without (`log.schema.guesses` says which).
         categorical: Numeric columns to treat as categories.
         drop: Columns to leave out.
+        known: As `columns`, but only where such a column exists and none has the name of the role: the columns of the
+            log that a model was trained on.
         first_position: Number of the top position in the source, such as 0.
         binarise: Take counts of clicks (and conversions) above 0, and yes or true, for 1.
 
@@ -167,7 +170,7 @@ def read(
     if is_path(source):
         name = str(source)
         files = [open_file(path, text) for path in find_files(name)]
-        guesses = guessed_roles(files[0].dtypes, columns or {}, {*categorical, *drop})
+        guesses = guessed_roles(files[0].dtypes, columns or {}, {*categorical, *drop}, known)
         if ids := {column for role, column in guesses.items() if role in TEXT_ROLES} - text:
             text |= ids
             files = [open_file(file.path, text) for file in files]
@@ -182,6 +185,7 @@ def read(
         columns=columns,
         categorical=categorical,
         drop=drop,
+        known=known,
         first_position=first_position,
         binarise=binarise,
     )

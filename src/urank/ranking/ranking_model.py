@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
@@ -107,13 +107,15 @@ class Scorer(Protocol):
 class RankingModel:
     """Ranks lists of candidates by a click model and, unless only that was trained, a scorer.
 
-    `judges` are networks that rank nothing: evaluations of any policy refit them (`urank.evaluation.refit`).
+    `judges` are networks that rank nothing: evaluations of any policy refit them (`urank.evaluation.refit`). `columns`
+    are those of the log it was trained on, role -> column where the names differ; candidates may have them too.
     """
 
     clicks: ClickModel
     scorer: Scorer | None = None
     method: Method = "match"
     judges: tuple[ClickModel, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check(self.method)
@@ -229,6 +231,7 @@ class RankingModel:
             numeric=[feature.name for feature in featurizer.numeric],
             categorical=[feature.name for feature in featurizer.categorical],
             columns=columns,
+            known=self.columns,
             required=required,
             work_bytes=_WORK_BYTES * self.clicks.positions + inputs,
             batch_bytes=memory.total // 4 // (torch.get_num_threads() + 4),
