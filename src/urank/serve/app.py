@@ -52,15 +52,15 @@ logger = logging.getLogger("urank.serve")
 
 
 def build_app(
-    config: ServeConfig, *, compacts: bool = True, parent: int | None = None, reloads: Sequence[int] = ()
+    config: ServeConfig, *, exports: bool = True, parent: int | None = None, reloads: Sequence[int] = ()
 ) -> Starlette:
-    """Build the application of a `Service(config, compacts=compacts)`, which loads the models.
+    """Build the application of a `Service(config, exports=exports)`, which loads the models.
 
     Args:
         parent: Process that supervises several workers, and forwards a signal to all of them.
         reloads: Not empty if a signal asks for a reload while the models are loaded.
     """
-    service = Service(config, compacts=compacts)
+    service = Service(config, exports=exports)
     tracing = None
     if config.trace:
         from urank.serve.tracing import Tracing  # OpenTelemetry is an extra

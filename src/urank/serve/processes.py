@@ -152,8 +152,8 @@ def run(config: ServeConfig, sock: socket.socket, ready: Callable[[], None], wor
             await self.acceptor.stop()
             await super().shutdown([])
 
-    compacts, parent = (True, None) if worker is None else (worker.number == 0, worker.parent)
-    app = build_app(config, compacts=compacts, parent=parent, reloads=reloads)
+    exports, parent = (True, None) if worker is None else (worker.number == 0, worker.parent)
+    app = build_app(config, exports=exports, parent=parent, reloads=reloads)
     settings = uvicorn.Config(
         app,
         log_config=None,

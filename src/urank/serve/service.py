@@ -121,11 +121,11 @@ class RankedRequest:
 class Service:
     """Everything that a server does for requests, and its background tasks; the models are loaded here.
 
-    If it `compacts`, it exports the feedback log to Parquet in the background; one of several workers does.
+    If it `exports`, it exports the feedback log to Parquet in the background; one of several workers does.
     """
 
-    def __init__(self, config: ServeConfig, *, compacts: bool = True) -> None:
-        self.config, self.compacts = config, compacts
+    def __init__(self, config: ServeConfig, *, exports: bool = True) -> None:
+        self.config, self.exports = config, exports
         self.metrics = Metrics()
         self._watched = self._watched_files()
         self.contexts = self._load_contexts(resume_models)  # by the names of the models
@@ -153,7 +153,7 @@ class Service:
             self._run_in_background(self._watch_files())
         if config.log is not None:
             self._sink = sqlite_sink.SqliteSink(config.log)
-            if self.compacts:
+            if self.exports:
                 self._run_in_background(_export_regularly(config.log))
         elif config.sink is not None:
             self._sink = postgres_sink.PostgresSink(config.sink)
