@@ -3,8 +3,9 @@
 Ranking is work for the processor, and one event loop does it. Requests with complete bodies take turns: in each
 iteration of the loop one, or as many as take the time that the rest of the iteration took, most of it for connections.
 A request that would wait too long is refused as soon as its headers are read, before its body is. A burst from idle
-may wait for `BURST_SECONDS`; while many requests are refused, few may wait, so that those accepted are answered nearly
-as fast as ever.
+may wait for `BURST_SECONDS`, but a queue that stands is overload however short it is (the idea of CoDel): it makes
+everybody wait and answers nobody earlier. In overload few may wait, so that those accepted are answered nearly as fast
+as ever.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import time
 from collections import deque
 
 BURST_SECONDS = 0.25
+STANDING_TURNS, STANDING_SECONDS = 10, 0.02
+"""A queue of more turns, which also take longer than so many seconds, must not stand."""
+STAND_SECONDS = 0.1
+"""Time after which a queue stands."""
 SHORT_QUEUE = 2
-"""Longest queue while requests are refused."""
+"""Longest queue in overload."""
 WINDOW_SECONDS = 1.0
 OVERLOAD_SHARE = 0.2
 """Share of requests refused in a window above which the next one begins with the short queue."""
@@ -70,7 +75,7 @@ class Admission:
         self._turn_seconds, self._other_seconds = 0.001, 0.0  # of a turn, and of the rest of an iteration; averages
         self._turns = 0  # given in this iteration of the loop
         self._began = self._ended = 0.0  # the turns of this iteration
-        self._overloaded, self._window = False, 0.0
+        self._overloaded, self._window, self._short = False, 0.0, 0.0  # the last time that the queue was short
         self._admitted = self._refused = 0
 
     def admit(self) -> Ticket | None:
@@ -84,7 +89,10 @@ class Admission:
         waiting = len(self._arriving) + len(self._ready)
         share = max(1.0, self._other_seconds / self._turn_seconds)  # turns in an iteration
         seconds = waiting * (self._turn_seconds + self._other_seconds / share)
-        if waiting >= SHORT_QUEUE + share and (self._overloaded or seconds > BURST_SECONDS):
+        if waiting <= STANDING_TURNS or seconds <= STANDING_SECONDS:
+            self._short = now
+        stands = now - self._short > STAND_SECONDS
+        if waiting >= SHORT_QUEUE + share and (self._overloaded or stands or seconds > BURST_SECONDS):
             self._overloaded = True
             self._refused += 1
             return None
