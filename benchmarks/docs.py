@@ -114,6 +114,7 @@ def uncertified(text: str) -> list[str]:
     Code is left out, but not what a command printed (`text`).
     """
     found = []
+    text = ADDRESS.sub("", text)
     text = FENCED.sub(lambda block: block[0].replace("\n#", "\n") if block[0].startswith("```text") else "", text)
     for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
         made = [dict(zip(("command", "commit", "date"), each, strict=True)) for each in MEASURED.findall(section)]
@@ -123,29 +124,14 @@ def uncertified(text: str) -> list[str]:
     return found
 
 
+ADDRESS = re.compile(r"\(https?://[^)]*\)")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 MEASURED = re.compile(r"<!-- measured: (.*?) \| (\S+) \| (\S+) -->")
 CERTIFIED = re.compile(r"Measured at commit (\S+) on (\S+) by `(.*?)`")
 FIGURES = re.compile(r"\d\.\d{3,}\b|[+−]\d[\d.]* ?%|\b\d[\d.,]* (?:min|s|ms|µs)\b")
 """What looks measured: three decimals, changes in percent, and times."""
 FIGURE = re.compile(r"<!-- figure: (\S+) -->.*?<!-- /figure -->", re.DOTALL)
-PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "docs/paper.md", "docs/appstore.md")]
-_SHORT = (
-    "svm-none",
-    "lambdarank-none",
-    "lambdarank-cpbm",
-    "lambdarank-truth",
-    "dla",
-    "unbiased-lambdamart",
-    "deepfm",
-    "ctr1",
-    "urank-paper",
-    "urank-a1",
-    "urank",
-    "urank-match",
-    "km",
-)
-"""The rows of Table 1 in the README."""
+PAGES = [Path(__file__).parents[1] / name for name in ("docs/paper.md", "docs/appstore.md")]
 
 
 def _rows_table(rows: list[dict[str, Any]], metrics: list[str], values: str = "mean", p_value: str = "p_value") -> str:
@@ -161,10 +147,6 @@ def _rows_table(rows: list[dict[str, Any]], metrics: list[str], values: str = "m
 
 def _table1(found: dict[str, Any]) -> str:
     return _rows_table(found["rows"], list(METRICS))
-
-
-def _table1_short(found: dict[str, Any]) -> str:
-    return _rows_table([row for row in found["rows"] if row["key"] in _SHORT], list(METRICS))
 
 
 def _table2(found: dict[str, Any]) -> str:
@@ -233,7 +215,6 @@ def _gains(experiment: str, found: dict[str, Any]) -> str:
 
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "table1": _table1,
-    "table1-short": _table1_short,
     "table2": _table2,
     "table3": _table3,
     "table3-true": _table3_true,

@@ -31,10 +31,7 @@ EARLIER_RESULTS = {
     "letor",
     "lists",
     "log",
-    "matrix",
-    "price",
     "rank",
-    "real",
     "scale",
     "serve",
     "utility",
@@ -42,15 +39,6 @@ EARLIER_RESULTS = {
 """Results of earlier versions, without a certificate; `make figures` measures them again. Nothing is added here."""
 
 EARLIER_SECTIONS: dict[str, set[str]] = {
-    "README.md": {
-        "From an estimate to a launch",
-        "Large logs",
-        "Measurements",
-        "P(click | item, position)",
-        "The paper, reproduced",
-        "What would it earn?",
-        "urank",
-    },
     "abtest.md": {"A simulated live test", "Analyse", "Is the test sound?", "Plan"},
     "appstore.md": {"Offline evaluation: Table 3"},
     "decisions.md": {"Evaluation", "Rankers", "Serving and feedback", "Structure of the code"},
