@@ -403,8 +403,9 @@ def read_arrow(body: bytes, reader: CandidateReader) -> RequestLists:
 
 def _arrow_features(table: pa.Table, item_ids: Ids, reader: CandidateReader) -> Features:
     """Return the features of a table, those that it lacks from the store."""
-    numeric = [name for name in reader.numeric if name in table.column_names]
-    categorical = [name for name in reader.categorical if name in table.column_names]
+    given = set(table.column_names)  # the property builds a new list on each access
+    numeric = [name for name in reader.numeric if name in given]
+    categorical = [name for name in reader.categorical if name in given]
     numbers, texts = _numeric_matrix(table, numeric), _categories(table, categorical)
     if len(numeric) == len(reader.numeric) and len(categorical) == len(reader.categorical):
         return numbers, texts
