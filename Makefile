@@ -6,7 +6,7 @@ PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint pictures house figures clean
+.PHONY: help install demo test test-slow lint pictures house figures release-check clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -49,6 +49,17 @@ house: $(VENV)/.installed  ## measure the state of the code: size, names, repeti
 
 $(VENV)/.installed-figures: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure every figure of this commit, unattended and resumable (see benchmarks/)
 	$(BIN)/python -m benchmarks figures
+
+release-check:  ## build sdist and wheel, check them, install the wheel into a fresh venv, and run the README's Python there
+	rm -rf dist build/release
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/python -m pip install --quiet build twine
+	build/release/tools/bin/python -m build --outdir dist
+	build/release/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/release/fresh
+	build/release/fresh/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	sed -n '/^```python$$/,/^```$$/p' README.md | sed '/^```/d' > build/release/quick_start.py
+	cd build/release && fresh/bin/python quick_start.py
 
 clean:  ## remove everything that make creates
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
