@@ -41,7 +41,6 @@ EARLIER_SECTIONS: dict[str, set[str]] = {
     "abtest.md": {"A simulated live test", "Analyse", "Is the test sound?", "Plan"},
     "appstore.md": {"Offline evaluation: Table 3"},
     "decisions.md": {"Evaluation", "Rankers", "Serving and feedback", "Structure of the code"},
-    "deploy.md": {"Sizing"},
     "evaluate.md": {"What it prints"},
     "paper.md": {"Differences to the paper and their effect", "Results"},
     "ranking.md": {"A safe first launch"},
