@@ -147,11 +147,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End an idle connection at once, a new one if no request arrives soon, others after their answer."""
-        if self.cycle is None and not self._draining:
-            self._draining = True
-            self.loop.call_later(NEW_SECONDS, self.shutdown)
-        else:
+        if self.cycle is not None:
             super().shutdown()
+        elif not self._draining:  # else it waits already: a connection from the last moment is told twice
+            self._draining = True
+            self.loop.call_later(NEW_SECONDS, super().shutdown)
 
     def _refuse(self) -> None:
         if self._in_headers and (self.cycle is None or self.cycle.response_complete):
