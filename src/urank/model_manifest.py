@@ -36,7 +36,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is not a urank model: its manifest.json cannot be read") from error
+        raise DataError(
+            f"{folder} is not a urank model: its manifest.json cannot be read; give a folder that urank train wrote"
+        ) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder} is not a urank model: its manifest.json has another format")
     if not isinstance(manifest.get("version"), int):

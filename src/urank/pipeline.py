@@ -307,11 +307,11 @@ def with_goal(dataset: Dataset, goal: Goal) -> Dataset:
     """Return a log whose clicks are what a goal counts; a ConfigError if it has no conversions."""
     if goal not in get_args(Goal):
         raise ConfigError(f"goal must be {' or '.join(get_args(Goal))}; got '{goal}'")
-    _check_roles(dataset.description["roles"], goal, dataset.description["source"])
+    _check_goal(dataset.description["roles"], goal, dataset.description["source"])
     return conversions_as_clicks(dataset) if goal == "conversions" else dataset
 
 
-def _check_roles(roles: Collection[str], goal: Goal, name: str) -> None:
+def _check_goal(roles: Collection[str], goal: Goal, name: str) -> None:
     """Refuse a log without the role that a goal needs."""
     if goal == "conversions" and "conversion" not in roles:
         raise ConfigError(
@@ -534,7 +534,7 @@ def train(
     state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
     try:
         if isinstance(log, Log):
-            _check_roles(log.schema.roles, config.goal, log.name)
+            _check_goal(log.schema.roles, config.goal, log.name)
             options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
             prepare(log, working / "prepared", overwrite=True, **options)
             log = working / "prepared"
@@ -579,7 +579,7 @@ def run(
         compare: Sets known utilities beside the estimates.
         memory, review, report: As in `train` and `fit_and_save`.
     """
-    _check_roles(log.schema.roles, config.goal, log.name)
+    _check_goal(log.schema.roles, config.goal, log.name)
     limit_threads()
     with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
         inspection = inspect(log, report=report)
