@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from urank.client import AsyncClient, Client
     from urank.errors import ConfigError, DataError, UrankError
+    from urank.estimator import URank
     from urank.log.inspection import inspect
     from urank.log.prepare import prepare
     from urank.log.reader import Log, read
     from urank.model_io import load_model
-    from urank.pipeline import URank, evaluate
+    from urank.pipeline import evaluate
+    from urank.progress import bars
 
     __version__: str
 
@@ -32,8 +34,9 @@ _MODULES = {
     "ConfigError": "urank.errors",
     "DataError": "urank.errors",
     "Log": "urank.log.reader",
-    "URank": "urank.pipeline",
+    "URank": "urank.estimator",
     "UrankError": "urank.errors",
+    "bars": "urank.progress",
     "evaluate": "urank.pipeline",
     "inspect": "urank.log.inspection",
     "load_model": "urank.model_io",
@@ -50,6 +53,7 @@ __all__ = [
     "URank",
     "UrankError",
     "__version__",
+    "bars",
     "evaluate",
     "inspect",
     "load_model",

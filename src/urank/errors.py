@@ -19,5 +19,5 @@ class TooFewError(DataError):
     """There are too few queries for the requested work; every worker of a process group raises it alike."""
 
 
-class ConfigError(UrankError):
-    """An argument or a configuration value is not allowed."""
+class ConfigError(UrankError, ValueError):
+    """An argument or a configuration value is not allowed; a `ValueError`, as scikit-learn expects of parameters."""

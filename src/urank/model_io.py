@@ -2,7 +2,7 @@
 
     manifest.json             format, version, settings, and quality of the model
     features.json             names, scales and vocabularies of the features
-    member-0.safetensors      weights of a click model, and member-0.txt for its trees in LightGBM's text format
+    member-0.safetensors      weights of a click model, and member-0-0.txt … for its trees in LightGBM's text format
     conversion.safetensors    weights of the conversion rate, if the goal is conversions
     scorer.safetensors        weights of the scorer, or scorer.txt in LightGBM's text format
     judge-0.safetensors       weights of a network for evaluations
@@ -27,16 +27,17 @@ from safetensors.torch import load, save_file
 
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks
+from urank.clicks.click_settings import ClickConfig
 from urank.clicks.conversion import ConversionRate
-from urank.clicks.fitting import ClickConfig
 from urank.clicks.shrunk import ShrunkClicks, tree_model
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError, UrankError
 from urank.export.graph import click_graph, scorer_graph
 from urank.learning.features import Featurizer, Numeric
 from urank.model_manifest import FORMAT, MANIFEST_VERSION, read_manifest, read_regular
-from urank.ranking.ranking_model import RankingModel, Scorer, UrankConfig
-from urank.ranking.urank_network import NetworkScorer, RankerConfig, ScoreNetwork
+from urank.ranking.ranking_model import RankingModel, Scorer
+from urank.ranking.ranking_settings import RankerConfig, UrankConfig
+from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
 from urank.storage import new_folder
 
@@ -135,7 +136,10 @@ def _write_member(member: Member, target: Path, number: int) -> dict[str, Any]:
     elif isinstance(member, ShrunkClicks):
         name = f"member-{number}.safetensors"
         _save_weights(member.network, target / name)
-        (target / f"member-{number}.txt").write_text(member.trees.text, encoding="utf-8")
+        forests = {f"member-{number}-{place}.txt": each.text for place, each in enumerate(member.trees)}
+        for file, text in forests.items():
+            (target / file).write_text(text, encoding="utf-8")
+        return {"family": member.family, "file": name, "trees": list(forests)}
     else:
         raise TypeError(f"a member must be a network or trees; got {type(member).__name__}")
     return {"family": member.family, "file": name}
@@ -152,8 +156,8 @@ def _read_member(
             shrunk = config.shrunk(featurizer, positions)
         shrunk.load_state_dict(load(read_regular(path)))
         shrunk.eval()
-        text = read_regular(path.with_suffix(".txt")).decode("utf-8")
-        return ShrunkClicks(shrunk, tree_model(text, featurizer))
+        texts = [read_regular(folder / Path(file).name).decode("utf-8") for file in entry["trees"]]
+        return ShrunkClicks(shrunk, tuple(tree_model(text, featurizer) for text in texts))
     with torch.random.fork_rng():
         network = config.network(entry["family"], featurizer, positions)
     network.load_state_dict(load(read_regular(path)))

@@ -21,20 +21,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack, cast, get_args
+from typing import Any, Protocol, TypeAlias, Unpack, cast, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from threadpoolctl import threadpool_limits
 
 from urank import distributed
 from urank.clicks.click_model import ClickModel
+from urank.clicks.click_settings import ClickConfig
 from urank.clicks.conversion import fit_conversions
-from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
+from urank.clicks.fitting import Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of
-from urank.config import to_jsonable, validate
+from urank.config import to_jsonable
 from urank.errors import ConfigError, DataError, TooFewError, UrankError
 from urank.evaluation.click_quality import Quality, Reliability, quality, reliability
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
@@ -46,37 +45,67 @@ from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
 from urank.log.dataset import Dataset, conversions_as_clicks, is_prepared, sample_to_fit
 from urank.log.inspection import Inspection, inspect
-from urank.log.prepare import prepare
-from urank.log.reader import Log, read, table_frame
+from urank.log.prepare import PREPARE_STEPS, prepare
+from urank.log.reader import Log, read
 from urank.log.splits import SPLITS
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.model_io import load_model, save_model
 from urank.progress import Report, silent
 from urank.propensity.examination import Propensity
 from urank.propensity.methods import PropensityMethod, fit_propensity, load_propensity
-from urank.ranking.baselines import BASELINES, TREE_BASELINES, Baseline, fit_baseline
+from urank.ranking.baselines import fit_baseline
 from urank.ranking.guard import GuardKind
 from urank.ranking.matching import Method
 from urank.ranking.policies import ModelPolicy, Policy, Random
-from urank.ranking.ranking_model import Goal, RankingModel, Scorer, UrankConfig
+from urank.ranking.ranking_model import RankingModel, Scorer
+from urank.ranking.ranking_settings import BASELINES, TREE_BASELINES, Baseline, Goal, UrankConfig
 from urank.ranking.urank_network import fit_urank
 from urank.ranking.urank_trees import TreesScorer, fit_trees
 from urank.ranking.utility import FLOOR
 from urank.report.click_report import FitReport
-from urank.report.evaluation_report import ReferenceValues, evaluation_headline
+from urank.report.evaluation_report import ReferenceValues, after_a_gain, evaluation_headline
 from urank.report.run_report import write_run
 from urank.storage import check_target, is_path, new_folder, remove_folder, to_path
 
 TRAIN_ROWS, HELD_OUT_ROWS = 100_000, 500_000
 """Rows of train, and of valid and test each, on which a click model is measured; more change no digit that is shown."""
 
-_ROW_INDEX = "__urank_candidate"
+TRAIN_STEPS: Mapping[str, float] = {
+    "train": 8,
+    "growing trees": 4,
+    "growing trees again": 3,
+    "train ranker": 4,
+    "judge 1": 2,
+    "judge 2": 2,
+    "choosing the method, ranking": 1,
+    "choosing the method, refitting": 2,
+    "choosing the method, evaluating": 1,
+    "writing the model": 2,
+}
+EVALUATE_STEPS: Mapping[str, float] = {"ranking the held-out lists": 1, "refitting the judges": 2, "evaluating": 1}
+RUN_STEPS: Mapping[str, float] = {
+    "inspecting": 2,
+    **PREPARE_STEPS,
+    **TRAIN_STEPS,
+    **EVALUATE_STEPS,
+    "writing the report": 4,
+}
+"""The steps that `train`, `evaluate` and `run` report, with their typical times, for an overall progress."""
 
 LEAST_QUERIES, CHOICE_ROWS = 20, 20_000
 """Validation queries that a comparison of methods needs, and impressions it uses, at most."""
 
 AnyLog: TypeAlias = Log | Dataset | str | Path | Any
-AnyModel: TypeAlias = "URank | RankingModel | Policy | str | Path"
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """Anything with a fitted model, such as `urank.URank`."""
+
+    def fitted_model(self) -> RankingModel: ...
+
+
+AnyModel: TypeAlias = Estimator | RankingModel | Policy | str | Path
 
 Review = Callable[[FitReport, ClickModel, Dataset], FitReport]
 """Adds to the measured quality of a click model."""
@@ -143,120 +172,7 @@ class Run:
     evaluation: Evaluation  # of every method of the model
     document: dict[str, Any]  # the evaluation and the chosen method, JSON-serialisable
     reference: ReferenceValues | None  # known utilities; None without a comparison
-
-
-class URank(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Learn from a click log the order that earns the most.
-
-        log = urank.read("log.parquet")
-        model = urank.URank().fit(log)
-        model.rank(candidates)
-        print(urank.evaluate(model, log))
-
-    Parameters can be read, changed and cloned as in scikit-learn. Tables are of Polars, pandas or PyArrow, and a result
-    that is a table is of the same kind.
-
-    Args:
-        goal: What the order is to earn: `clicks`, or `conversions` of a log that has them.
-        ranker: What scores items: `network`, `trees`, a ranker of another paper (see `UrankConfig`), or `none`.
-        method: How items are ranked: `auto`, `score`, `match` or `ctr1`.
-        clicks, scorer, trees, baseline: Any setting of `ClickConfig`, `RankerConfig`, `TreesConfig`, `BaselineConfig`.
-        seed: Seed of all random numbers.
-
-    Attributes:
-        model_: The fitted `RankingModel`.
-        fit_: Its `ModelFit`, with the training records.
-    """
-
-    def __init__(
-        self,
-        *,
-        goal: str = "clicks",
-        ranker: str = "network",
-        method: str = "auto",
-        clicks: Mapping[str, Any] | None = None,
-        scorer: Mapping[str, Any] | None = None,
-        trees: Mapping[str, Any] | None = None,
-        baseline: Mapping[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.goal, self.ranker, self.method, self.seed = goal, ranker, method, seed
-        self.clicks, self.scorer, self.trees, self.baseline = clicks, scorer, trees, baseline
-        self._settings()
-
-    def set_params(self, **params: Any) -> Self:
-        """Change parameters, as in scikit-learn; invalid ones are refused, and nothing changes."""
-        before = self.get_params(deep=False)
-        try:
-            super().set_params(**params)
-            self._settings()
-        except (ValueError, ConfigError) as error:  # the former for unknown names
-            for name, value in before.items():
-                setattr(self, name, value)
-            raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
-        return self
-
-    def _settings(self) -> UrankConfig:
-        """Validate the parameters."""
-        settings = {
-            "goal": self.goal,
-            "ranker": self.ranker,
-            "method": self.method,
-            "clicks": {"seed": self.seed, **(self.clicks or {})},
-            "scorer": {"seed": self.seed, **(self.scorer or {})},
-            "trees": dict(self.trees or {}),
-            "baseline": dict(self.baseline or {}),
-            "svm": {"seed": self.seed},
-        }
-        return validate(UrankConfig, settings, "URank")
-
-    def fit(
-        self,
-        log: AnyLog,
-        *,
-        keep: Collection[str] = (),
-        memory: Memory = DEFAULT_MEMORY,
-        report: Report = silent,
-    ) -> Self:
-        """Learn from a log: a `Log` of `urank.read`, a path, a prepared folder, or a table.
-
-        `keep` is as in `urank.prepare`.
-        """
-        self.config_ = self._settings()
-        with prepared(log, keep=keep, memory=memory, report=report) as dataset:
-            self.fit_ = fit_model(dataset, self.config_, report=report)
-        self.model_ = self.fit_.model
-        return self
-
-    def rank(self, candidates: Any, **options: Any) -> Any:
-        """Rank candidates; options (`method`, `top`, `guard`, …) as in `RankingModel.rank`."""
-        return self._fitted().rank(candidates, **options)
-
-    def predict(self, candidates: Any, **options: Any) -> NDArray[np.int64]:
-        """Return the position of each candidate `[rows]`, 1 for the best of its list; options as in `rank`."""
-        frame = table_frame(candidates, "the candidates", "candidates").with_row_index(_ROW_INDEX)
-        columns = dict(options.pop("columns", None) or {}) | {"item_id": _ROW_INDEX}
-        ranked = self._fitted().rank(frame, columns=columns, **options)
-        positions = np.zeros(frame.height, dtype=np.int64)
-        positions[ranked["item_id"].to_numpy().astype(np.int64)] = ranked["position"].to_numpy()
-        return positions
-
-    def score(self, candidates: Any, value: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """Score each candidate; pass whole lists, with ids as in `rank`."""
-        return self._fitted().score(candidates, value)
-
-    def log_ctr(self, candidates: Any) -> NDArray[np.float32]:
-        """Return log P(click | candidate, position), or that of the goal, `[rows, K]`; candidates as in `score`."""
-        return self._fitted().log_ctr(candidates)
-
-    def save(self, folder: str | Path, *, overwrite: bool = False, onnx: bool = True) -> None:
-        """Write the model into a folder; `urank.load_model` reads it."""
-        save_model(self._fitted(), self.config_, folder, overwrite=overwrite, onnx=onnx)
-
-    def _fitted(self) -> RankingModel:
-        if not hasattr(self, "model_"):
-            raise ConfigError("this URank has not been fitted; call fit with a log first")
-        return self.model_
+    next_step: str  # what to do about a clear gain
 
 
 def fit_model(
@@ -270,7 +186,7 @@ def fit_model(
         checkpoints: Folder from which an interrupted run resumes.
         report: Progress callback.
     """
-    asked = config.baseline.propensity
+    asked = config.baseline.examination
     saved = None if asked in get_args(PropensityMethod) else load_propensity(asked)  # fail fast: before training
     outcomes = with_goal(dataset, config.goal)
     clicks = fit_clicks(dataset, config.clicks, checkpoints=checkpoints, report=report)
@@ -398,7 +314,7 @@ def _fit_baseline(
 
     Examination is estimated from clicks, whatever the outcomes that the ranker learns from.
     """
-    if (method := {each: each for each in get_args(PropensityMethod)}.get(config.baseline.propensity)) is not None:
+    if (method := {each: each for each in get_args(PropensityMethod)}.get(config.baseline.examination)) is not None:
         with distributed.single_process():  # every worker alone, with the same result
             propensity = fit_propensity(method, dataset, seed=config.scorer.seed, report=report)
     fit = partial(
@@ -529,10 +445,9 @@ def train(
     """
     check_target(output, marker="manifest.json", overwrite=overwrite)
     limit_threads()
-    working = output.absolute().with_name(f".{output.name}.training")
-    # Within a folder of the caller's, use a subfolder: it is emptied at the start and removed at the end.
-    state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
-    try:
+    with _working_folder(output) as working:
+        # Within a folder of the caller's, use a subfolder: it is emptied at the start and removed at the end.
+        state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
         if isinstance(log, Log):
             _check_goal(log.schema.roles, config.goal, log.name)
             options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
@@ -541,12 +456,20 @@ def train(
         dataset = log if isinstance(log, Dataset) else Dataset(log, memory=memory)
         options = {"checkpoints": state, "onnx": onnx, "overwrite": overwrite, "report": report}
         _, training = fit(dataset, config, output, **options, **arguments)
-    except UrankError:
-        shutil.rmtree(working, ignore_errors=True)  # a refused run is not resumed; a killed one is
-        raise
-    remove_folder(state)
-    shutil.rmtree(working, ignore_errors=True)
+        remove_folder(state)
     return training
+
+
+@contextmanager
+def _working_folder(output: Path) -> Iterator[Path]:
+    """Name a folder beside the output, from which an interrupted run resumes; removed when a run ends or is refused."""
+    working = output.absolute().with_name(f".{output.name}.training")
+    try:
+        yield working
+    except UrankError:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+    shutil.rmtree(working, ignore_errors=True)
 
 
 def run(
@@ -554,9 +477,8 @@ def run(
     config: UrankConfig,
     output: Path,
     *,
-    valid: float = 0.1,
-    test: float = 0.1,
-    keep: Collection[str] = (),
+    preparation: Mapping[str, Any] | None = None,
+    randomised: Collection[str] = (),
     force: bool = False,
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
@@ -567,13 +489,14 @@ def run(
     """Inspect, prepare, train, evaluate, save, and write one report.
 
     The output folder appears when everything is done, with `prepared/`, `model/`, `report.html` and `evaluation.json`.
+    The training of a run that was killed resumes when the same call is made again.
 
     Args:
         log: A raw log.
         config: Settings; the seed of the click model also seeds the evaluation.
         output: Folder to write.
-        valid, test: Shares of the queries.
-        keep: Features to keep even if they look like outcomes of the click.
+        preparation: Arguments of `prepare`: `split_by`, `valid`, `test`, `positions` and `keep`.
+        randomised: As in `inspect` and `evaluate`.
         force: Go on even if the log is not learnable.
         overwrite: Replace the folder if it exists.
         compare: Sets known utilities beside the estimates.
@@ -581,23 +504,27 @@ def run(
     """
     _check_goal(log.schema.roles, config.goal, log.name)
     limit_threads()
-    with new_folder(output, marker="report.html", overwrite=overwrite) as folder:
-        inspection = inspect(log, report=report)
+    made = new_folder(output, marker="report.html", overwrite=overwrite)
+    with made as folder, _working_folder(output) as working:
+        inspection = inspect(log, randomised=randomised, report=report)
         verdict = inspection.verdict
         if verdict.level == "not learnable" and not force:
             raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
-        options: dict[str, Any] = {"keep": keep, "bucket_bytes": memory.bucket_bytes, "report": report}
-        prepare(log, folder / "prepared", valid=valid, test=test, **options)
+        prepare(log, folder / "prepared", **preparation or {}, bucket_bytes=memory.bucket_bytes, report=report)
         dataset = Dataset(folder / "prepared", memory=memory)
-        fit, training = fit_and_save(dataset, config, folder / "model", review=review, report=report)
+        fit, training = fit_and_save(
+            dataset, config, folder / "model", checkpoints=working / "checkpoints", review=review, report=report
+        )
         seed = config.clicks.seed
-        evaluation = evaluate([fit.model], dataset, config=CrossfitConfig(seed=seed), report=report)
+        options: dict[str, Any] = {"config": CrossfitConfig(seed=seed), "randomised": randomised, "report": report}
+        evaluation = evaluate([fit.model], dataset, **options)
         document, reference = evaluation.to_dict(), None
         if compare is not None:
             document, reference = compare(evaluation, policies_to_evaluate([fit.model]), dataset, seed)
         document = {"model": training.name, "method": training.method, "why": training.why, **document}
         document |= {"left_out": training.left_out} if training.left_out else {}
         report("writing the report", 0, None)
+        next_step = after_a_gain(output / "model", output / "prepared")
         by = "category" if "category" in log.schema.roles else "item_id"
         curves = click_curves_of(fit.clicks.model, log, by=by) if by in log.schema.roles else None
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -612,8 +539,9 @@ def run(
             why=training.why,
             curves=curves,
             by=by,
+            next_step=next_step,
         )
-    return Run(inspection, training, evaluation, document, reference)
+    return Run(inspection, training, evaluation, document, reference, next_step)
 
 
 def limit_threads() -> None:
@@ -631,7 +559,7 @@ def evaluate(
     estimator: str = "auto",
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
-    randomised: str | None = None,
+    randomised: Collection[str] = (),
     goal: Goal | None = None,
     memory: Memory = DEFAULT_MEMORY,
     report: Report = silent,
@@ -645,7 +573,7 @@ def evaluate(
         estimator: `auto` is `refit`; see `urank.evaluation.refit` and `urank.evaluation.estimators`.
         floor: Lower bound of a logged click probability.
         config: Seed of the evaluation, and settings of its judges for a model without any.
-        randomised: `"COLUMN=VALUE"` that marks lists in random order, which are also evaluated on their own.
+        randomised: Marks `"COLUMN=VALUE"` of lists in random order, which are also evaluated on their own.
         goal: What is counted, `clicks` or `conversions`; by default the goal of the models.
         memory: Memory budget. If the log needs more, a sample of its queries is evaluated, with a warning.
         report: Progress callback.
@@ -658,7 +586,9 @@ def evaluate(
     goal = goal_of(found) if goal is None else goal
     with prepared(log, policies=policies, memory=memory, report=report) as dataset:
         options["judges"] = judges_for(found, dataset, splits, goal)
-        return evaluate_policies(policies, with_goal(dataset, goal), splits=splits, **options)
+        evaluation = evaluate_policies(policies, with_goal(dataset, goal), splits=splits, **options)
+    alone = found[0] if len(found) == 1 else None
+    return replace(evaluation, main=alone.method if isinstance(alone, RankingModel) else None)
 
 
 def goal_of(models: Sequence[RankingModel | Policy]) -> Goal:
@@ -785,8 +715,8 @@ def _splits(split: str) -> Sequence[str]:
 
 
 def _ranking_model(model: Any) -> RankingModel | Policy:
-    if isinstance(model, URank):
-        return model._fitted()
+    if isinstance(model, Estimator):
+        return model.fitted_model()
     return load_model(model) if is_path(model) else model
 
 

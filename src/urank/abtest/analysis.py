@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from importlib import import_module
 from math import isnan
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 from scipy.special import betaincinv, chdtrc
 
 from urank.abtest.always_valid import ENOUGH_EARNERS, ENOUGH_USERS, Look, looks, mixture_tau, running_totals
@@ -238,7 +240,7 @@ class Result:
         return "; ".join(clauses) + "."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis:
     """The analysis of an A/B test: its arguments (see `analyse`), and what was found.
 
@@ -276,9 +278,33 @@ class Analysis:
                 return found
         raise KeyError(f"there is no result for metric '{metric}' and treatment '{wanted}'")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """A line for each result, then the warnings."""
         return "\n".join([*(result.sentence for result in self.results), *self.warnings])
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return the lift of each metric and treatment over the control, with its interval, a row for each."""
+        rows = [
+            {
+                "metric": each.metric.name,
+                "treatment": each.treatment,
+                "control_rate": each.effect.control,
+                "treatment_rate": each.effect.treatment,
+                "lift": each.effect.lift.value,
+                "low": each.effect.lift.low,
+                "high": each.effect.lift.high,
+                "p_value": each.adjusted_p,
+                "always_low": each.looks[-1].always_low if each.looks else None,
+                "always_high": each.looks[-1].always_high if each.looks else None,
+                "decided": each.decided,
+            }
+            for each in self.results
+        ]
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return str(import_module("urank.report.abtest_report").analysis_html(self))  # of a higher layer
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""

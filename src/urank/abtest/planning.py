@@ -25,6 +25,7 @@ from math import ceil, isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
@@ -189,6 +190,10 @@ class Plan:
             clauses.append(clause)
         return f"To be found in {self.title} with a power of {100 * self.power:g} %: {'; '.join(clauses)}."
 
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for one look and one for daily looks."""
+        return pl.DataFrame([{"looks": looks, **asdict(getattr(self, looks))} for looks in ("once", "daily")])
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
         return dict(to_jsonable(asdict(self) | {"sentence": self.sentence}))
@@ -299,7 +304,7 @@ def _check(lift: float | None, users: int | None, days: int | None, share: float
     check_alpha(alpha)
     if sum(wanted is not None for wanted in (lift, users, days)) != 1:
         got = ["None" if each is None else _shown(each) for each in (lift, users, days)]
-        raise ConfigError(f"one of lift, users and days must be given; got {got[0]}, {got[1]} and {got[2]}")
+        raise ConfigError(f"give one of lift, users per arm and days; got {got[0]}, {got[1]} and {got[2]}")
     if lift is not None:
         log_lift(lift, "lift")
     for name, number, most in (("users", users, MOST_USERS), ("days", days, MOST_DAYS)):

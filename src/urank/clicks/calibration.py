@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-CalibrationKind = Literal["none", "temperature", "isotonic"]
+from urank.clicks.click_settings import CalibrationKind
+
 Floats = NDArray[np.float64]
 
 PRIOR_CLICKS = 20.0
@@ -276,11 +277,10 @@ def _fit_knots(log_ctr: Floats, click: Floats) -> tuple[Floats, Floats]:
     """
     if len(click) == 0:
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
-    from sklearn.isotonic import IsotonicRegression  # slow to load
-
     order = np.argsort(log_ctr, kind="stable")
     p, click = np.exp(log_ctr[order]), click[order]
-    fitted = IsotonicRegression().fit_transform(p, click)
+    _, index, ties = np.unique(p, return_inverse=True, return_counts=True)
+    fitted = isotonic_regression(np.bincount(index, click) / ties, weights=ties).x[index]
     step = np.cumsum(np.diff(fitted, prepend=fitted[0]) > 1e-12)
     knots = _pool(np.bincount(step), np.bincount(step, p), np.bincount(step, click))
     rows = knots[:, 0]

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from urank.clicks.calibration import Calibration, calibrate
+from urank.clicks.click_settings import NetworkFamily
 from urank.clicks.conversion import ConversionRate
-from urank.clicks.families import Head, NetworkFamily
+from urank.clicks.families import Head
 from urank.learning.features import Featurizer, Inputs
 from urank.learning.networks import chunk_rows
 

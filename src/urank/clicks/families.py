@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from urank.clicks.calibration import log_sigmoid
+from urank.clicks.click_settings import NetworkFamily
 from urank.learning.features import Categorical, Featurizer
-from urank.learning.networks import Backbone, build_backbone
-
-NetworkFamily = Literal["vector", "position", "deepfm", "factorised", "monotone", "pbm", "pal"]
+from urank.learning.networks import build_backbone
+from urank.learning.training_settings import Backbone
 
 
 class Head(nn.Module):
@@ -125,7 +125,7 @@ class PALHead(Head):
 class PositionHead(Head):
     """The paper's A2 (RQ2): the item's features concatenated with the one-hot position in, one value out.
 
-    With the backbones deepfm and pnn the position is one of their fields. A hidden layer is required.
+    With the backbones deepfm, pnn and pin the position is one of their fields. A hidden layer is required.
     """
 
     outputs = 1

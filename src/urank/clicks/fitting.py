@@ -5,91 +5,46 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from urank import distributed
-from urank.clicks.calibration import Calibration, CalibrationKind, fit_calibration
+from urank.clicks.calibration import Calibration, fit_calibration
 from urank.clicks.click_model import ClickModel, Member, NetworkClicks, log_mean_exp
-from urank.clicks.families import Head, NetworkFamily, build_network, click_loss
-from urank.clicks.shrunk import Evidence, ShrunkClicks, ShrunkNetwork, finish, fit_shares, joint_loss
-from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt
+from urank.clicks.click_settings import ClickConfig, ClickFamily
+from urank.clicks.families import Head, click_loss
+from urank.clicks.shrunk import (
+    ALPHAS,
+    Evidence,
+    ShrunkClicks,
+    ShrunkNetwork,
+    alpha_losses,
+    finish,
+    fit_shares,
+    joint_loss,
+)
+from urank.clicks.trees import GbdtClicks, fit_gbdt
+from urank.errors import TooFewError
 from urank.learning.batches import Batch, Stream, train_and_valid
-from urank.learning.features import Featurizer, Inputs, WithinList, fit_featurizer
-from urank.learning.networks import Backbone
-from urank.learning.training import History, Loss, TrainingConfig, mean_loss, seeded, train
+from urank.learning.features import Featurizer, Inputs, fit_featurizer
+from urank.learning.training import History, Loss, mean_loss, seeded, train
 from urank.log.dataset import Dataset
+from urank.log.folds import folds
 from urank.progress import Report, silent
 from urank.storage import remove_folder
 
-ClickFamily = Literal["shrunk", "vector", "position", "deepfm", "factorised", "monotone", "pbm", "pal", "gbdt"]
 Predictions = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
-DEFAULT: tuple[ClickFamily, ...] = ("shrunk",)
-SMALL_LOG = 20_000
-"""Distinct training lists up to which the shrunk family needs dropout."""
-
-
-class ClickConfig(BaseModel):
-    """Settings of a click model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    families: tuple[ClickFamily, ...] = Field(
-        DEFAULT,
-        min_length=1,
-        description="click model families: **shrunk**, relevance from networks and trees, attention as item-specific "
-        "as the log supports; **monotone**, one falling curve, steeper or flatter by item; **factorised**, "
-        "examination(item, k) · relevance(item); **vector**, K outputs (the paper's A1); **position**, position as an "
-        "input (A2); **deepfm**, a DeepFM with the position as a field; **gbdt**, LightGBM; **pbm**, one falling curve "
-        "for all items; **pal**, one free curve for all items. The best by held-out log loss is kept, or the mean of "
-        "all if it is better",
-    )
-    mix: bool = Field(False, description="always keep the mean of all families")
-    ensemble: int = Field(1, ge=1, le=100, description="number of random seeds whose predictions are averaged")
-    backbone: Backbone = Field(
-        "mlp", description="backbone of the networks: a multilayer perceptron, a DeepFM, or a PNN"
-    )
-    hidden: tuple[int, ...] | None = Field(
-        None, min_length=1, description="sizes of the hidden layers; by default 64 for shrunk, 128 and 64 for others"
-    )
-    dropout: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="dropout rate of the hidden layers; by default 0.2 for shrunk on up to 20,000 lists, otherwise 0",
-    )
-    calibration: CalibrationKind | None = Field(
-        None,
-        description="calibration of P(click) by position, fitted on the validation split; by default none for shrunk, "
-        "whose weights are fitted there, and temperature for others",
-    )
-    min_count: int = Field(5, ge=1, description="minimum number of occurrences of a category with its own embedding")
-    within_list: WithinList = Field(
-        "auto",
-        description="numeric features that are also compared within their list, by z-score, rank and list mean: names, "
-        "**auto** for all that vary within lists, or **off**",
-    )
-    training: TrainingConfig = TrainingConfig()
-    trees: GbdtConfig = GbdtConfig()
-    seed: int = Field(0, ge=0, description="random seed")
-
-    def network(self, family: NetworkFamily, featurizer: Featurizer, positions: int) -> Head:
-        """Build a network with fresh weights from torch's global generator."""
-        hidden, dropout = self.hidden or (128, 64), self.dropout or 0.0
-        return build_network(family, featurizer, positions, backbone=self.backbone, hidden=hidden, dropout=dropout)
-
-    def shrunk(self, featurizer: Featurizer, positions: int, lists: int = 0) -> ShrunkNetwork:
-        """Build the networks of the shrunk family, for this many training lists, with fresh weights as `network`."""
-        dropout = (0.2 if lists < SMALL_LOG else 0.0) if self.dropout is None else self.dropout
-        return ShrunkNetwork(featurizer, positions, self.hidden or (64,), dropout)
+LEAST_HELD_OUT, FOLDS = 100, 5
+"""Distinct validation lists below which the shrunk family chooses α by cross-validation, and the number of folds. Forty
+lists cannot tell item-specific attention from noise; two hundred can (simulations with seeds 400 and 401)."""
 
 
 MONOTONE_FAMILIES = ("shrunk", "monotone", "pbm", "gbdt")
@@ -205,16 +160,33 @@ class _Trainer:
         return self.member("pbm", self.config.seed)
 
     def _shrunk(self, name: str, seed: int) -> Member:
+        network = self._shrunk_network(name, seed)
+        losses = None
+        if self.valid_split.distinct < LEAST_HELD_OUT:
+            with suppress(TooFewError):  # then the validation split decides
+                losses = self._cross_validated(name, seed)
+        splits = (self.train_split, self.valid_split)
+        member, evidence = finish(network, *splits, self.featurizer, seed=seed, report=self.report, losses=losses)
+        self.evidence = self.evidence or evidence
+        self.losses[name] = distributed.broadcast(lambda: self._log_loss([member]))
+        return member
+
+    def _shrunk_network(self, name: str, seed: int) -> ShrunkNetwork:
         with seeded(seed):
             network = self.config.shrunk(self.featurizer, self.dataset.positions, self.train_split.distinct)
         fit_shares(network, self.train_split)
         self._train(network, joint_loss, name, seed, weigh=lambda batch: batch.lists)
-        network.cpu()
-        splits = (self.train_split, self.valid_split)
-        member, evidence = finish(network, *splits, self.featurizer, seed=seed, report=self.report)
-        self.evidence = self.evidence or evidence
-        self.losses[name] = distributed.broadcast(lambda: self._log_loss([member]))
-        return member
+        return network.cpu()
+
+    def _cross_validated(self, name: str, seed: int) -> dict[float, NDArray[np.float64]]:
+        """Compute the loss of every query of train and valid for each α, from networks trained on the other folds."""
+        found = []
+        for number, fold in enumerate(folds(self.dataset, ("train", "valid"), count=FOLDS, seed=seed, test=False)):
+            trainer = _Trainer(fold, self.featurizer, self.config, None, self.report)
+            network = trainer._shrunk_network(f"{name}, fold {number + 1} of {FOLDS}", seed)
+            splits = (trainer.train_split, trainer.valid_split)
+            found.append(alpha_losses(network, *splits, seed=seed))
+        return {alpha: np.concatenate([losses[alpha] for losses in found]) for alpha in ALPHAS}
 
     def _gbdt(self, name: str, seed: int) -> Member:
         def grown() -> str:

@@ -29,6 +29,12 @@ class ItemCurve:
     rate: list[float]  # p(click) at positions 1 … K
     decay: float  # the exponent a of the best fit P ∝ 1/kᵃ; 0 is flat, 1 is 1/k
 
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each position."""
+        return pl.DataFrame({"position": range(1, len(self.rate) + 1), "rate": self.rate}).select(
+            pl.lit(self.name).alias("name"), pl.all()
+        )
+
 
 def decay(log_rate: NDArray[np.float64]) -> NDArray[np.float64]:
     """Fit the exponent a `[...]` of log P(k) = c − a log k to curves `[..., K]` by least squares; 0 if K is 1.

@@ -8,16 +8,18 @@ slope are nearly independent. δ is the slope a network sees in the item, u what
 would amplify. With α = 0 all items of a list have the same curve, and the matching is the order by r.
 
 The relevance r = w₁·network + w₂·trees + b combines two small networks, without and with within-list features, and
-LightGBM's lambdarank. The networks learn from which items of a list were clicked (listwise) and how often (pointwise);
-weights and α are chosen on the validation split.
+LightGBM's lambdarank, on small logs likewise the mean of two: within-list features help on one log and harm on the
+next, and few queries do not tell which. The networks learn from which items of a list were clicked (listwise) and how
+often (pointwise); weights and α are chosen on the validation split, and α by cross-validation if that is too small.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import lightgbm
@@ -74,8 +76,9 @@ MOST_CLICKS = 30  # largest label of LightGBM
 TREE_ROWS = 200_000
 """Items the trees learn from, at most: with more, the networks are better and the trees take most of the time."""
 
-REFIT_LISTS = 5_000
-"""Training lists up to which the trees are fitted again with the validation lists, once their weight is known."""
+SMALL_LOG = 5_000
+"""Distinct training lists up to which there are also trees without within-list features, and all trees are fitted again
+with the validation lists, once their weight is known."""
 
 STACK_ROWS = 100_000
 """Held-out impressions that weights and α are chosen on, at most."""
@@ -87,6 +90,8 @@ RIDGE = 1e-3
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
 Floats = NDArray[np.float32]
+Done = Callable[[int, int], None]
+"""Progress callback: trees grown, and trees to grow."""
 
 
 class ShrunkNetwork(nn.Module):
@@ -169,7 +174,7 @@ class ShrunkClicks:
     """A fitted model as a member."""
 
     network: ShrunkNetwork
-    trees: TreeModel
+    trees: tuple[TreeModel, ...]
 
     @property
     def family(self) -> str:
@@ -180,7 +185,8 @@ class ShrunkClicks:
         self.network.eval()
         device = next(self.network.parameters()).device
         table = np.empty((len(inputs), self.network.positions), dtype=np.float32)
-        trees = self.trees.predict(_compared(inputs, self.network))
+        columns = _compared(inputs, self.network)
+        trees = np.asarray(np.mean([each.predict(columns) for each in self.trees], axis=0), dtype=np.float32)
         step = chunk_rows(device)
         with torch.inference_mode():
             for start in range(0, len(inputs), step):
@@ -266,21 +272,49 @@ def fit_shares(network: ShrunkNetwork, train: Stream) -> None:
 
 
 def finish(
-    network: ShrunkNetwork, train: Stream, valid: Stream, featurizer: Featurizer, *, seed: int, report: Report
+    network: ShrunkNetwork,
+    train: Stream,
+    valid: Stream,
+    featurizer: Featurizer,
+    *,
+    seed: int,
+    report: Report,
+    losses: Mapping[float, NDArray[np.float64]] | None = None,
 ) -> tuple[ShrunkClicks, Evidence]:
-    """Add trees, list levels, weights and α to trained networks, in the first process; the others receive them."""
+    """Add trees, list levels, weights and α to trained networks, in the first process; the others receive them.
+
+    `losses` of held-out queries for each α, from `alpha_losses`, decide on α in place of those of the validation split.
+    """
 
     def chosen() -> dict[str, Any]:
         with distributed.single_process():
-            return _finish(network, train, valid, featurizer, seed=seed, report=report)
+            return _finish(network, train, valid, seed=seed, report=report, losses=losses)
 
     found = distributed.broadcast(chosen)
     network.list_weights.copy_(torch.tensor(found["list_weights"]))
     network.weights.copy_(torch.tensor(found["weights"]))
     network.alpha.fill_(found["alpha"])
-    trees = tree_model(found["trees"], featurizer)
+    trees = tuple(tree_model(text, featurizer) for text in found["trees"])
     evidence = Evidence(found["alpha"], **found["scores"])
     return ShrunkClicks(network, trees), evidence
+
+
+def alpha_losses(
+    network: ShrunkNetwork, train: Stream, held_out: Stream, *, seed: int
+) -> dict[float, NDArray[np.float64]]:
+    """Compute the loss of each held-out query for every α, with trees and weights as `finish` would add them."""
+
+    def computed() -> list[list[float]]:
+        with distributed.single_process():
+            network.eval()
+            network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
+            held = _HeldOut.read(network, held_out)
+            rows = _tree_rows(train, network)
+            forest = _Forest(rows, network, seed, small=len(rows.lengths) <= SMALL_LOG)
+            trees, weights, _ = forest.grown_for(held, lambda *_: None)
+            return [held.stacked(alpha, trees, weights)[1].tolist() for alpha in ALPHAS]
+
+    return dict(zip(ALPHAS, map(np.array, distributed.broadcast(computed)), strict=True))
 
 
 def tree_model(text: str, featurizer: Featurizer) -> TreeModel:
@@ -290,46 +324,38 @@ def tree_model(text: str, featurizer: Featurizer) -> TreeModel:
 
 
 def _finish(
-    network: ShrunkNetwork, train: Stream, valid: Stream, featurizer: Featurizer, *, seed: int, report: Report
+    network: ShrunkNetwork,
+    train: Stream,
+    valid: Stream,
+    *,
+    seed: int,
+    report: Report,
+    losses: Mapping[float, NDArray[np.float64]] | None,
 ) -> dict[str, Any]:
     network.eval()
     network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
     held_out = _HeldOut.read(network, valid)
-    report("growing trees", 0, TREES[0])
     rows = _tree_rows(train, network)
-    booster = _new_booster(rows, featurizer, seed)
-
-    def grown(count: int) -> tuple[Floats, NDArray[np.float64], NDArray[np.float64]]:
-        while booster.current_iteration() < count:
-            booster.update()
-        trees = np.asarray(booster.predict(held_out.columns, raw_score=True, num_iteration=count), dtype=np.float32)
-        return trees, *held_out.stacked(1.0, trees)
-
-    size = TREES[0]
-    trees, weights, losses = grown(size)
-    if standard_score(losses, grown(size // 2)[2]) > TREES_TOLERANCE:
-        for count in TREES[1:]:
-            found = grown(count)
-            if standard_score(found[2], losses) <= TREES_TOLERANCE:
-                break
-            size, (trees, weights, losses) = count, found
+    small = len(rows.lengths) <= SMALL_LOG
+    forest = _Forest(rows, network, seed, small=small)
+    trees, weights, _ = forest.grown_for(held_out, partial(report, "growing trees"))
     stacks = {alpha: held_out.stacked(alpha, trees, weights) for alpha in ALPHAS}
-    items = standard_score(stacks[ALPHAS[1]][1], stacks[0.0][1])
-    alpha = choose_alpha({alpha: stack[1] for alpha, stack in stacks.items()})
+    by_alpha = losses or {alpha: stack[1] for alpha, stack in stacks.items()}
+    items = standard_score(by_alpha[ALPHAS[1]], by_alpha[0.0])
+    alpha = choose_alpha(by_alpha)
     weights, by_list = stacks[alpha][0], stacks[0.0][1]
     shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
     flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
     scores = {"relevance": standard_score(shared, flat), "lists": standard_score(by_list, shared), "items": items}
-    if len(rows.lengths) <= REFIT_LISTS:
-        booster = _new_booster(_joined([rows, _tree_rows(valid, network)]), featurizer, seed)
-        for _ in range(size):
-            booster.update()
+    if small:
+        size, forest = forest.size, _Forest(_joined([rows, _tree_rows(valid, network)]), network, seed, small=True)
+        forest.grow(size, partial(report, "growing trees again"))
     return {
         "list_weights": network.list_weights.tolist(),
         "weights": [float(each) for each in weights],
         "alpha": alpha,
         "scores": scores,
-        "trees": booster.model_to_string(num_iteration=size),
+        "trees": forest.texts(),
     }
 
 
@@ -409,25 +435,68 @@ def _tree_rows(stream: Stream, network: ShrunkNetwork) -> _TreeRows:
     return _joined(parts)
 
 
-def _new_booster(rows: _TreeRows, featurizer: Featurizer, seed: int) -> lightgbm.Booster:
-    columns, clicks, lengths, sessions = rows
-    first = columns.shape[1] - len(featurizer.categorical)
-    categories = list(range(first, columns.shape[1]))
-    least = round(LEAST_IMPRESSIONS / sessions.mean())  # a row stands for all impressions of an item in its sessions
-    fixed = {"seed": seed, "label_gain": list(range(MOST_CLICKS + 1)), "num_threads": 1}
-    params = {**TREE_PARAMETERS, **fixed, "min_data_in_leaf": max(least, LEAST_ITEMS_IN_LEAF)}
-    weight = np.repeat(sessions, lengths)
-    # Items are stored by position: ties, which LightGBM breaks by order, would favour the logged one.
-    order = np.lexsort((np.random.default_rng(seed).random(len(columns)), np.repeat(np.arange(len(lengths)), lengths)))
-    data = lightgbm.Dataset(
-        columns[order],
-        clicks[order],
-        weight=weight[order],
-        group=lengths,
-        categorical_feature=categories,
-        params=params,
-    )
-    return lightgbm.Booster(params, data)
+class _Forest:
+    """LightGBM's lambdarank on all columns; on a small log also on those without within-list features."""
+
+    def __init__(self, rows: _TreeRows, network: ShrunkNetwork, seed: int, *, small: bool) -> None:
+        columns, clicks, lengths, sessions = rows
+        categories = list(range(network.compared, columns.shape[1]))
+        least = round(
+            LEAST_IMPRESSIONS / sessions.mean()
+        )  # a row stands for all impressions of an item in its sessions
+        fixed = {"seed": seed, "label_gain": list(range(MOST_CLICKS + 1)), "num_threads": 1}
+        params = {**TREE_PARAMETERS, **fixed, "min_data_in_leaf": max(least, LEAST_ITEMS_IN_LEAF)}
+        weight = np.repeat(sessions, lengths)
+        # Items are stored by position: ties, which LightGBM breaks by order, would favour the logged one.
+        shuffled = np.random.default_rng(seed).random(len(columns))
+        order = np.lexsort((shuffled, np.repeat(np.arange(len(lengths)), lengths)))
+        data = lightgbm.Dataset(
+            columns[order],
+            clicks[order],
+            weight=weight[order],
+            group=lengths,
+            categorical_feature=categories,
+            params=params,
+        )
+        both = small and network.compared > network.raw and network.raw + len(categories) > 0
+        raw = {"interaction_constraints": [[*range(network.raw), *categories]]}  # other columns are not split on
+        self.boosters = [lightgbm.Booster({**params, **more}, data) for more in ([{}, raw] if both else [{}])]
+        self.size = 0
+
+    def grow(self, size: int, done: Done) -> None:
+        """Grow more trees, up to this size."""
+        while self.size < size:
+            for booster in self.boosters:
+                booster.update()
+            self.size += 1
+            done(self.size, size)
+
+    def predict(self, columns: Floats, size: int) -> Floats:
+        """Return the mean of the boosters' sums of so many trees `[rows]`."""
+        sums = [np.asarray(each.predict(columns, raw_score=True, num_iteration=size)) for each in self.boosters]
+        return np.asarray(np.mean(sums, axis=0), dtype=np.float32)
+
+    def grown_for(self, held_out: _HeldOut, done: Done) -> tuple[Floats, NDArray[np.float64], NDArray[np.float64]]:
+        """Grow as many trees as held-out lists support; return their sums, and weights and losses with α = 1."""
+
+        def grown(size: int) -> tuple[Floats, NDArray[np.float64], NDArray[np.float64]]:
+            self.grow(size, done)
+            trees = self.predict(held_out.columns, size)
+            return trees, *held_out.stacked(1.0, trees)
+
+        kept, best = TREES[0], grown(TREES[0])
+        if standard_score(best[2], grown(kept // 2)[2]) > TREES_TOLERANCE:
+            for size in TREES[1:]:
+                found = grown(size)
+                if standard_score(found[2], best[2]) <= TREES_TOLERANCE:
+                    break
+                kept, best = size, found
+        self.size = kept
+        return best
+
+    def texts(self) -> list[str]:
+        """Return the boosters in LightGBM's text format."""
+        return [booster.model_to_string(num_iteration=self.size) for booster in self.boosters]
 
 
 @dataclass(frozen=True, eq=False)

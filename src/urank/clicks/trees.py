@@ -12,27 +12,13 @@ from typing import Any
 
 import lightgbm
 import numpy as np
-from pydantic import Field
 
+from urank.clicks.click_settings import GbdtConfig
 from urank.errors import DataError
 from urank.learning.features import Featurizer, Inputs
-from urank.learning.lightgbm_data import (
-    CHUNK_BYTES,
-    Floats,
-    GrowthConfig,
-    TreeModel,
-    lightgbm_dataset,
-    matrix,
-    sample_for_trees,
-)
+from urank.learning.lightgbm_data import CHUNK_BYTES, Floats, TreeModel, lightgbm_dataset, matrix, sample_for_trees
 from urank.log.dataset import Dataset, drop_unseen
 from urank.progress import Report, silent
-
-
-class GbdtConfig(GrowthConfig):
-    """Settings of the trees."""
-
-    row_share: float = Field(0.8, gt=0, le=1, description="fraction of the impressions sampled for each tree")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Unpack
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from urank.config import to_jsonable
@@ -50,19 +52,20 @@ class GuardLevel:
         assert self.value.difference is not None  # noqa: S101 - only the logged order has none
         return self.value.difference
 
+    @property
+    def how_far(self) -> dict[str, float]:
+        """Mean and largest number of places that an item moves, and the share of lists with another first item."""
+        moves = self.moves
+        return {"mean_move": moves.mean, "largest_move": moves.largest, "other_first": moves.other_first}
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        moves = {
-            "mean_move": self.moves.mean,
-            "largest_move": self.moves.largest,
-            "other_first": self.moves.other_first,
-        }
         estimates = {"utility": asdict(self.utility), "difference": asdict(self.difference)}
         guard = None if self.guard is None else str(self.guard)
-        return {"name": self.name, "guard": guard, **to_jsonable(estimates), **to_jsonable(moves)}
+        return {"name": self.name, "guard": guard, **to_jsonable(estimates), **to_jsonable(self.how_far)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GuardLevels:
     """The evaluated levels of a guard."""
 
@@ -100,7 +103,15 @@ class GuardLevels:
         mean, low, high = (f"{100 * each / logged:.1f} %" if logged > 0 else f"{each:.4f}" for each in ends)
         return f"earns {mean} more {self.evaluation.measure} than the logged order (95 % interval {low} to {high})"
 
-    def __str__(self) -> str:
+    def to_frame(self) -> pl.DataFrame:
+        """Return the columns of `Evaluation.to_frame`, and how far items move, a row for each level."""
+        return pl.DataFrame([{"level": each.name, **each.value.to_row(), **each.how_far} for each in self.levels])
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return str(import_module("urank.report.guard_report").guard_html(self))  # of a higher layer
+
+    def __repr__(self) -> str:
         """Return a line for each level, and the recommendation; `urank.report.guard_report` has the full report."""
         lines = [
             f"{each.name:<12} {each.difference.mean:+.4f} ({each.difference.low:+.4f} to {each.difference.high:+.4f}), "

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logit
-from scipy.stats import norm
+from scipy.special import logit, ndtr
 
 from urank.evaluation.intervals import holm
 from urank.log.ragged import list_ids
@@ -126,7 +125,7 @@ def independence_test(
         nan if only_clicked else _score_z(clicks, np.concatenate([nuisances, expected[None]]), *rest),
         _score_z(attraction[below - 1], nuisances, *rest),
     )
-    p_values = [float(2 * norm.sf(abs(each))) for each in z]
+    p_values = [float(2 * ndtr(-abs(each))) for each in z]
     adjusted = holm(p_values).tolist()
     of_clicks, of_item = (ScoreTest(z[j], p_values[j], adjusted[j]) for j in range(2))
     after = below[clicks > 0]

@@ -9,22 +9,23 @@ how far the estimates can be trusted: `support`, whether the log contains eviden
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from math import isfinite, nan
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from urank import distributed
 from urank.clicks.click_model import ClickModel
 from urank.config import to_jsonable
 from urank.errors import ConfigError, DataError
 from urank.evaluation import intervals
-from urank.evaluation.cross_fitting import CUTS, CrossfitConfig, fit_judges, fold_of
+from urank.evaluation.cross_fitting import CUTS, CrossfitConfig, fit_judges
 from urank.evaluation.estimators import (
     ESTIMATORS,
     REFIT,
@@ -43,6 +44,7 @@ from urank.evaluation.randomised_lists import RandomisedEvaluation, RandomisedLi
 from urank.evaluation.refit import HeldOut, Refitted, refit
 from urank.learning.features import Inputs
 from urank.log.dataset import Block, Dataset, sample_to_fit
+from urank.log.folds import fold_of
 from urank.log.ragged import list_ids, pad, where_items
 from urank.log.splits import SPLITS
 from urank.progress import Report, silent
@@ -68,13 +70,20 @@ class PolicyValue:
     values: NDArray[np.float64]  # per-query values of the chosen estimator at K, for comparisons between policies
     by_model: NDArray[np.float64]  # the estimate by each network, or each cut, of the evaluation alone, `[1, 2]`
 
+    def to_row(self) -> dict[str, float | None]:
+        """Return the estimate over all positions and the difference to the logged order, as for `to_frame`."""
+        *_, whole = self.utility.values()
+        gap, row = self.difference, {"utility": whole.mean, "low": whole.low, "high": whole.high}
+        names = {"difference": "mean", "difference_low": "low", "difference_high": "high", "p_value": "p_value"}
+        return row | {name: None if gap is None else getattr(gap, end) for name, end in names.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, without the per-query values."""
         hidden = ("values", "by_model")
         return {name: to_jsonable(value) for name, value in asdict(self).items() if name not in hidden}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Policies evaluated on the same queries."""
 
@@ -91,6 +100,7 @@ class Evaluation:
     all_rows: int  # rows of these splits; more than `rows` when only a sample of the queries fitted the memory
     independence: IndependenceTest | None = None  # of clicks from the items above
     randomised: RandomisedEvaluation | None = None  # on lists in random order, if some are marked as such
+    main: str | None = None  # the policy to be shipped, which a conclusion is about; None for the best
 
     def __getitem__(self, name: str) -> PolicyValue:
         found = {policy.name: policy for policy in self.policies}
@@ -98,7 +108,7 @@ class Evaluation:
             raise KeyError(f"no policy is called '{name}'; there are {', '.join(found)}")
         return found[name]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return a line for each policy, and the warnings; `urank.report.evaluation_report` has the full report."""
         lines = [f"{self.measure} per list by {self.estimator}, {self.queries:,} queries"]
         for policy in self.policies:
@@ -150,6 +160,20 @@ class Evaluation:
                     found.append(f"the estimators {self.estimator} and {name} contradict each other on {policy.name}")
         return found
 
+    def to_frame(self) -> pl.DataFrame:
+        """Return the utility of each policy over all positions, and its difference to the logged order.
+
+        There is a row for each policy; differences are null for the logged order. Ends of 95 % intervals are in the
+        columns `low` and `high`, `difference_low` and `difference_high`.
+        """
+        return pl.DataFrame(
+            [{"policy": each.name, **each.to_row()} for each in self.policies], infer_schema_length=None
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return str(import_module("urank.report.evaluation_report").evaluation_html(self))  # of a higher layer
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
         names = ("estimator", "measure", "splits", "queries", "lists", "rows", "all_rows", "clicks", "floor")
@@ -171,7 +195,7 @@ class EvaluationOptions(TypedDict, total=False):
     floor: float
     config: CrossfitConfig | None
     judges: Sequence[ClickModel]
-    randomised: str | None
+    randomised: Collection[str]
     report: Report
 
 
@@ -185,7 +209,7 @@ def evaluate_policies(
     floor: float = FLOOR,
     config: CrossfitConfig | None = None,
     judges: Sequence[ClickModel] = (),
-    randomised: str | None = None,
+    randomised: Collection[str] = (),
     report: Report = silent,
 ) -> Evaluation:
     """Estimate the expected utility of policies from a log.
@@ -200,7 +224,7 @@ def evaluate_policies(
         floor: lower bound of a logged click probability in a ratio.
         config: settings of the judges, for a log without any, and the seed.
         judges: two networks that were trained on other queries; by default they are trained on halves of these splits.
-        randomised: "COLUMN=VALUE" that marks lists in random order, which are also evaluated on their own.
+        randomised: marks `COLUMN=VALUE` of lists in random order, which are also evaluated on their own.
         report: Progress callback.
     """
     has_propensity = dataset.has("propensity")
@@ -221,8 +245,13 @@ def evaluate_policies(
     cuts = _judges(dataset, splits, judges, config, report)
     totals, calibration = QueryTotals(places), CalibrationTest(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
-    marks = [] if randomised is None else [_marking_column(randomised, dataset)]
-    read = [*dataset.features, *(name for policy in policies for name in policy.columns), *roles, *marks]
+    marks = [_mark(text, dataset) for text in randomised]
+    read = [
+        *dataset.features,
+        *(name for policy in policies for name in policy.columns),
+        *roles,
+        *(column for column, _ in marks),
+    ]
     columns = dict.fromkeys(read)
     blocks: list[Block] = []
     orders: list[list[NDArray[np.int64]]] = []
@@ -245,7 +274,7 @@ def evaluate_policies(
     totals.done()
     totals.refitted = found
     names = [policy.name for policy in evaluated]
-    on_random = None if randomised is None else _on_random_lists(blocks, orders, names, randomised, dataset)
+    on_random = _on_random_lists(blocks, orders, names, marks, dataset) if marks else None
     usable = [name for name in ESTIMATORS if has_propensity or not needs_propensity(name)]
     return Evaluation(
         policies=[_policy_value(totals, n, policy.name, chosen, usable, config) for n, policy in enumerate(evaluated)],
@@ -264,15 +293,16 @@ def evaluate_policies(
     )
 
 
-def _marking_column(randomised: str, dataset: Dataset) -> str:
-    """Return the column of "COLUMN=VALUE"; a ConfigError if the log does not have it."""
-    column, equals, _ = randomised.partition("=")
+def _mark(text: str, dataset: Dataset) -> tuple[str, str]:
+    """Parse a mark COLUMN=VALUE of lists in random order; the column may have its name in the source."""
+    column, equals, value = text.partition("=")
+    column = {name: role for role, name in dataset.columns.items()}.get(column, column)
     known = [*dataset.features, *dataset.description["roles"]]
     if not equals or column not in known or column in ("query_id", "session_id"):
-        raise ConfigError(f"randomised must be COLUMN=VALUE with a column of the log; got '{randomised}'")
-    if column in dataset.numeric and not _is_number(randomised.partition("=")[2]):
-        raise ConfigError(f"randomised must name a number, since {column} has numbers; got '{randomised}'")
-    return column
+        raise ConfigError(f"randomised must be COLUMN=VALUE with a column of the log; got '{text}'")
+    if column in dataset.numeric and not _is_number(value):
+        raise ConfigError(f"randomised must name a number, since {column} has numbers; got '{text}'")
+    return column, value
 
 
 def _is_number(text: str) -> bool:
@@ -287,21 +317,24 @@ def _on_random_lists(
     blocks: Sequence[Block],
     orders: Sequence[Sequence[NDArray[np.int64]]],
     names: Sequence[str],
-    randomised: str,
+    marks: Sequence[tuple[str, str]],
     dataset: Dataset,
 ) -> RandomisedEvaluation:
-    """Evaluate the policies on the lists that are marked as random."""
-    column, _, value = randomised.partition("=")
+    """Evaluate the policies on the lists that are marked as random, by the values of columns."""
     parts = []
     for block, given in zip(blocks, orders, strict=True):
-        marks = pl.Series(block.items[column].combine_chunks()).gather(block.offsets[:-1])
-        marked = ((marks == float(value)) if marks.dtype.is_numeric() else (marks.cast(pl.String) == value)).to_numpy()
+        marked = np.zeros(len(block.offsets) - 1, dtype=np.bool_)
+        for column, value in marks:
+            values = pl.Series(block.items[column].combine_chunks()).gather(block.offsets[:-1])
+            same = values == float(value) if values.dtype.is_numeric() else values.cast(pl.String) == value
+            marked |= same.fill_null(False).to_numpy()
         shown = block.column("position") <= dataset.positions
         rows = np.repeat(marked, np.diff(block.offsets)) & shown
         lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(marked))[marked]
         parts.append((block, rows, lengths, block.query_hash[marked], given))
     if not sum(len(lengths) for _, _, lengths, _, _ in parts):
-        raise DataError(f"no list of the evaluated splits has {randomised} (--randomised)")
+        named = " or ".join("=".join(mark) for mark in marks)
+        raise DataError(f"no list of the evaluated splits has {named} (--randomised)")
 
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([block.column(name)[rows] for block, rows, *_ in parts])
@@ -778,7 +811,7 @@ class CalibrationTest:
         variance = np.maximum(squares, inflation * spread)
         seen = np.flatnonzero(variance > 0)
         z = off[seen] / np.sqrt(variance[seen])
-        p_values = intervals.holm(2 * norm.sf(np.abs(z)))
+        p_values = intervals.holm(2 * ndtr(-np.abs(z)))
         place, level = np.divmod(seen, CALIBRATION_LEVELS)
         counts, rates = rows[seen].astype(np.int64), (each[seen] / rows[seen] for each in (predicted, observed))
         columns = (place + 1, level + 1, counts, *rates, z, p_values)

@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, stdtr, stdtrit
-from scipy.stats import norm
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
+from scipy.special import gammaln, ndtr, stdtr, stdtrit
 
 from urank.errors import DataError
 from urank.evaluation.intervals import Comparison, Interval, holm, with_p_value
@@ -179,7 +178,7 @@ def fit_position_curve(lists: RandomisedLists, *, monotone: bool = True) -> Posi
         exposure = np.bincount(place, (total / np.bincount(home, attention[place]))[home])[known]
         fitted = clicks[known] / exposure
         if monotone:
-            fitted = isotonic_regression(fitted, sample_weight=exposure, increasing=False)
+            fitted = isotonic_regression(fitted, weights=exposure, increasing=False).x
         change = np.abs(fitted / fitted.max() - attention[known] / attention[known].max()).max()
         attention[known] = fitted
         if change < _TOLERANCE:
@@ -537,7 +536,7 @@ def _associations(
         total, squares = weight.sum(), np.sum(weight * rho**2)
         z, spread_z = np.sum(weight * rho) / np.sqrt(total), (squares - lists) / np.sqrt(2 * lists)
         rows.append((name, lists, float(np.sum(weight * rho) / total), float(z), squares / lists, float(spread_z)))
-    p_values = [2 * norm.sf(abs(row[3])) for row in rows] + [norm.sf(row[5]) for row in rows]
+    p_values = [2 * ndtr(-abs(row[3])) for row in rows] + [ndtr(-row[5]) for row in rows]
     adjusted = holm(p_values).tolist()
     found = [
         Association(name, lists, correlation, z, p_value, float(spread), spread_z, spread_p_value)

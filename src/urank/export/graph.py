@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
+from torch import Tensor, nn, ones
 from torch.nn.functional import linear
 
 from urank.clicks.calibration import FLOOR, HIGHEST, Calibration, Isotonic, Temperature, log_sigmoid
@@ -45,7 +45,15 @@ from urank.clicks.shrunk import ONE, ShrunkClicks
 from urank.clicks.trees import GbdtClicks
 from urank.errors import DataError
 from urank.learning.features import Featurizer
-from urank.learning.networks import BackboneNetwork, DeepFM, FeatureLayer, FieldNetwork, Perceptron, ProductNetwork
+from urank.learning.networks import (
+    BackboneNetwork,
+    DeepFM,
+    FeatureLayer,
+    FieldNetwork,
+    Perceptron,
+    ProductNetwork,
+    ProductNetworkInNetwork,
+)
 from urank.ranking.ranking_model import RankingModel, Scorer
 from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 from urank.ranking.urank_trees import TreesScorer
@@ -186,10 +194,10 @@ def _shrunk_table(builder: GraphBuilder, member: ShrunkClicks, numeric: str, cod
     level = builder.affine(of_list, network.list_weights[None, :-1], network.list_weights[-1:])
     raw = [builder.columns(numeric, 0, network.compared)] if network.compared else []
     rows = builder.node("Concat", *(builder.cast(each, DOUBLE) for each in (*raw, codes)), axis=1)
-    trees = builder.cast(builder.trees(member.trees.booster.dump_model(), rows), FLOAT)
+    trees = builder.cast(builder.trees([each.booster.dump_model() for each in member.trees], rows), FLOAT)
     by_network, by_trees, intercept = network.weights.tolist()
     stacked = builder.node("Mul", relevance, builder.scalar(by_network))
-    stacked = builder.node("Add", stacked, builder.node("Mul", trees, builder.scalar(by_trees)))
+    stacked = builder.node("Add", stacked, builder.node("Mul", trees, builder.scalar(by_trees / len(member.trees))))
     stacked = builder.node("Add", stacked, builder.scalar(intercept + float(network.bias.detach())))
     deviation = builder.node("Mul", builder.node("Sub", slope, level), builder.scalar(float(network.alpha)))
     shrunk = builder.node("Add", builder.node("Add", level, deviation), builder.scalar(ONE))
@@ -211,7 +219,7 @@ def _tree_table(builder: GraphBuilder, trees: GbdtClicks, numeric: str, codes: s
     items = builder.node("Unsqueeze", padded, builder.constant([1]))
     placed = builder.node("Add", items, builder.constant(positions))
     rows = builder.node("Reshape", placed, builder.constant([-1, trees.width]))
-    sums = builder.trees(trees.booster.dump_model(), rows)
+    sums = builder.trees([trees.booster.dump_model()], rows)
     raw = builder.node("Reshape", sums, builder.constant([-1, K]))
     # log σ(x) = min(x, 0) − log(1 + exp(−|x|))
     small = builder.node("Exp", builder.node("Neg", builder.node("Abs", raw)))
@@ -227,7 +235,7 @@ def _scores(builder: GraphBuilder, scorer: Scorer, numeric: str, codes: str, val
         axis = builder.constant([1])
         columns = [builder.cast(numeric, DOUBLE), builder.cast(codes, DOUBLE)]
         columns += [] if values is None else [builder.node("Unsqueeze", builder.cast(values, DOUBLE), axis)]
-        sums = builder.trees(scorer.booster.dump_model(), builder.node("Concat", *columns, axis=1))
+        sums = builder.trees([scorer.booster.dump_model()], builder.node("Concat", *columns, axis=1))
         return builder.cast(builder.node("Squeeze", sums, axis), FLOAT)
     if isinstance(scorer, NetworkScorer):
         return _score_network(builder, scorer.network, numeric, codes, values)
@@ -292,6 +300,36 @@ def _product_network(builder: GraphBuilder, module: ProductNetwork, numeric: str
     return builder.sequential(first, list(module.layers)[1:])
 
 
+def _network_in_network(builder: GraphBuilder, module: ProductNetworkInNetwork, numeric: str, codes: str) -> str:
+    fields = _fields(builder, module, numeric, codes)
+    return builder.sequential(_subnetworks(builder, module, numeric, fields, module.n_fields), module.layers)
+
+
+def _subnetworks(
+    builder: GraphBuilder, module: ProductNetworkInNetwork, numeric: str, fields: str, n_fields: int
+) -> str:
+    """Compute the outputs of all sub-networks of the first fields, `[rows, pairs · width]`."""
+    parts, start = [], len(module.left)
+    if start:
+        scaled = builder.node("Unsqueeze", _feature_layer(builder, module.features, numeric), builder.constant([2]))
+        x, y = (builder.node("Gather", scaled, builder.constant(each), axis=1) for each in (module.left, module.right))
+        a, b, c = map(builder.constant, module.number_pairs())
+        by_x = builder.node("Mul", x, builder.node("Add", a, builder.node("Mul", y, c)))
+        by_y = builder.node("Add", builder.node("Mul", y, b), builder.constant(module.bias[:start]))
+        parts.append(builder.node("Add", by_x, by_y))
+    for place in range(module.features.width, n_fields):
+        if place == 0:
+            continue
+        others = builder.columns(fields, 0, place)
+        own = builder.node("Mul", builder.columns(fields, place, place + 1), builder.constant(ones(place, 1)))
+        inputs = builder.concat(others, own, builder.node("Mul", others, own), axis=2)
+        pairs = slice(start, start + place)
+        units = builder.node("Einsum", inputs, builder.constant(module.weight[pairs]), equation="rpi,pis->rps")
+        parts.append(builder.node("Add", units, builder.constant(module.bias[pairs])))
+        start += place
+    return builder.node("Flatten", builder.node("Relu", builder.concat(*parts)))
+
+
 # With each category of the last field in turn, `[rows, N, width]`: `for_each_last` of each backbone.
 
 
@@ -335,6 +373,26 @@ def _product_network_for_each_last(builder: GraphBuilder, module: ProductNetwork
     shared = builder.affine(builder.node("Flatten", fields), weight[:, :before], bias)
     shared = builder.node("Add", shared, _sum_of_squares(builder, summed))
     first = builder.node("Add", _each(builder, shared, "Add", own), crossed)
+    return builder.sequential(first, list(module.layers)[1:])
+
+
+def _network_in_network_for_each_last(
+    builder: GraphBuilder, module: ProductNetworkInNetwork, numeric: str, codes: str
+) -> str:
+    fields, others = _fields(builder, module, numeric, codes, but_last=True), module.n_fields - 1
+    of_field, by_category, of_products = module.last_pairs()
+    alone = builder.node("Einsum", fields, builder.constant(of_field), equation="rfw,fws->rfs")
+    crossed = builder.node("Einsum", fields, builder.constant(of_products), equation="rfw,kfws->rkfs")
+    units = builder.node("Relu", builder.node("Add", _each(builder, alone, "Add", by_category), crossed))
+    K, _, width = by_category.shape
+    pairs = builder.node("Reshape", units, builder.constant([-1, K, others * width]))
+    weight, bias = module.layers[0].parameters()
+    before = weight.shape[1] - others * width
+    first = builder.affine(pairs, weight[:, before:], bias)
+    if before:  # not every runtime multiplies matrices of width 0
+        shared = _subnetworks(builder, module, numeric, fields, others)
+        shared = builder.node("MatMul", shared, builder.constant(weight[:, :before].T))
+        first = builder.node("Add", first, builder.node("Unsqueeze", shared, builder.constant([1])))
     return builder.sequential(first, list(module.layers)[1:])
 
 
@@ -384,6 +442,7 @@ BACKBONES: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] =
     Perceptron: _perceptron,
     DeepFM: _deepfm,
     ProductNetwork: _product_network,
+    ProductNetworkInNetwork: _network_in_network,
 }
 """Functions of the builder, the module, and the tensors of numbers and codes; they return `[rows, width]`."""
 
@@ -391,6 +450,7 @@ EACH_LAST: dict[type[nn.Module], Callable[[GraphBuilder, Any, str, str], str]] =
     Perceptron: _perceptron_for_each_last,
     DeepFM: _deepfm_for_each_last,
     ProductNetwork: _product_network_for_each_last,
+    ProductNetworkInNetwork: _network_in_network_for_each_last,
 }
 """The same for their `for_each_last`, which returns `[rows, N, width]`."""
 
@@ -577,10 +637,10 @@ class GraphBuilder:
                 raise TypeError(f"a layer must be linear, ReLU or dropout; got {type(layer).__name__}")
         return tensor
 
-    def trees(self, dump: Mapping[str, Any], rows: str) -> str:
-        """Sum LightGBM trees, double `[rows, 1]`, over rows, double `[rows, columns]`; from `Booster.dump_model`."""
+    def trees(self, dumps: Iterable[Mapping[str, Any]], rows: str) -> str:
+        """Sum the trees of all `Booster.dump_model`, double `[rows, 1]`, over rows, double `[rows, columns]`."""
         ensemble = _TreeEnsemble()
-        for tree in dump["tree_info"]:
+        for tree in (tree for dump in dumps for tree in dump["tree_info"]):
             ensemble.add_tree(tree["tree_structure"])
         return self.node("TreeEnsemble", rows, domain=ML_DOMAIN, **ensemble.attributes())
 

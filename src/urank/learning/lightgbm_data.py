@@ -15,7 +15,6 @@ from typing import Any, Self
 import lightgbm
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from urank.errors import DataError
 from urank.learning.features import Featurizer, Inputs
@@ -26,52 +25,7 @@ CHUNK_BYTES = 64 * 2**20
 IN_MEMORY_BYTES = 256 * 2**20
 """Splits up to this size are passed to LightGBM whole: choosing the bins row by row takes longer than many trees."""
 
-ROW_BYTES = 80
-"""Memory of an impression besides its bins: a score (8 bytes), two derivatives and a label (4 each), copies of these on
-their way to LightGBM and back, and its index in a leaf."""
-
-MAX_LEAVES = 512  # a tree can be as deep as it has leaves, and its JSON is read by recursion
-
 Floats = NDArray[np.float32]
-
-
-class GrowthConfig(BaseModel):
-    """Settings of tree growth."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    trees: int = Field(300, ge=1, le=100_000, description="maximum number of trees; early stopping keeps fewer")
-    learning_rate: float = Field(0.1, gt=0, le=1, description="shrinkage of each tree")
-    leaves: int = Field(31, ge=2, le=MAX_LEAVES, description="maximum number of leaves per tree")
-    min_data_in_leaf: int = Field(50, ge=1, description="minimum number of impressions in a leaf")
-    row_share: float = Field(1.0, gt=0, le=1, description="fraction of the impressions sampled for each tree")
-    feature_share: float = Field(0.8, gt=0, le=1, description="fraction of the features sampled for each tree")
-    l2: float = Field(0.0, ge=0, description="L2 regularisation of the leaf values")
-    bins: int = Field(255, ge=2, le=65_535, description="maximum number of bins per numeric feature")
-    early_stopping: int = Field(20, ge=1, description="number of trees without validation improvement before stopping")
-    threads: int = Field(0, ge=0, description="number of LightGBM threads; 0 uses all cores")
-
-    def row_bytes(self, features: int, positions: int = 0) -> int:
-        """Estimate the bytes of an impression: bins, scores, derivatives, and for a ranker its gain by position."""
-        return features * (1 if self.bins <= 255 else 2) + 4 * positions + ROW_BYTES
-
-    def params(self, seed: int) -> dict[str, Any]:
-        """Return the parameters of LightGBM; equal seeds give equal trees."""
-        return {
-            "learning_rate": self.learning_rate,
-            "num_leaves": self.leaves,
-            "min_data_in_leaf": self.min_data_in_leaf,
-            "bagging_fraction": self.row_share,
-            "bagging_freq": 1,
-            "feature_fraction": self.feature_share,
-            "lambda_l2": self.l2,
-            "max_bin": self.bins,
-            "num_threads": self.threads,
-            "seed": seed,
-            "deterministic": True,
-            "force_row_wise": True,
-            "verbosity": -1,
-        }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,13 @@ from torch.nn.functional import linear
 
 from urank.errors import ConfigError
 from urank.learning.features import Featurizer
-
-Backbone = Literal["mlp", "deepfm", "pnn"]
+from urank.learning.training_settings import Backbone
 
 EMBEDDING = 8
-"""Width of the embeddings of DeepFM and PNN."""
+"""Width of the embeddings of DeepFM, PNN and PIN."""
+
+SUBNETWORK = 2
+"""Width of the sub-networks of PIN."""
 
 
 def chunk_rows(device: torch.device) -> int:
@@ -105,7 +106,7 @@ class Perceptron(nn.Module):
 
 
 class FieldNetwork(nn.Module):
-    """Shared part of DeepFM and PNN: each field has an embedding v of `EMBEDDING` numbers, and `layers` read them all.
+    """Shared part of DeepFM, PNN and PIN: each field has an embedding v of `EMBEDDING` numbers, and `layers` read them.
 
     An embedding is a table row for a category, a vector times the scaled value for a number.
     """
@@ -119,7 +120,12 @@ class FieldNetwork(nn.Module):
         for table in self.embeddings.parameters():
             nn.init.normal_(table, std=0.1)
         self.n_fields = self.features.width + len(featurizer.categorical)
-        self.layers = hidden_layers(self.n_fields * EMBEDDING, hidden, dropout)
+        self.layers = hidden_layers(self.input_width, hidden, dropout)
+
+    @property
+    def input_width(self) -> int:
+        """The number of inputs of the hidden layers."""
+        return self.n_fields * EMBEDDING
 
     def add_wide(self, featurizer: Featurizer) -> None:
         """Add a weight for each field, if the network has a wide part."""
@@ -212,6 +218,94 @@ class ProductNetwork(FieldNetwork):
         return result
 
 
+class ProductNetworkInNetwork(FieldNetwork):
+    """PIN (Qu et al. 2018): each pair of fields has a sub-network, and the hidden layers read all of their outputs.
+
+        s_ij = ReLU(W_ij (v_i, v_j, v_i ∘ v_j) + b_ij),      i < j
+
+    A sub-network has one layer of `SUBNETWORK` units. A hidden layer and two fields are required.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, featurizer: Featurizer, hidden: Sequence[int], dropout: float) -> None:
+        if not hidden:
+            raise ConfigError("hidden must have at least one layer for the backbone pin, which reads pairs of fields")
+        super().__init__(featurizer, hidden, dropout)
+        if self.n_fields < 2:
+            raise ConfigError("the backbone pin reads pairs of fields and needs at least two features; got 1")
+        numbers = self.features.width
+        right, left = torch.tril_indices(numbers, numbers, -1)
+        self.register_buffer("left", left, persistent=False)
+        self.register_buffer("right", right, persistent=False)
+        pairs, inputs = self.n_fields * (self.n_fields - 1) // 2, 3 * EMBEDDING
+        self.weight = nn.Parameter(torch.randn(pairs, inputs, SUBNETWORK) * (2 / inputs) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(pairs, SUBNETWORK))
+        self.width = hidden[-1]
+
+    @property
+    def input_width(self) -> int:
+        return self.n_fields * (self.n_fields - 1) // 2 * SUBNETWORK
+
+    def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        scaled = self.features(numeric)
+        result: Tensor = self.layers(self._subnetworks(scaled, self.embed(scaled, categorical)))
+        return result
+
+    def for_each_last(self, numeric: Tensor, categorical: Tensor) -> Tensor:
+        """Compute `forward` with each of the N known categories of the last field in turn, `[rows, N, width]`.
+
+        As in `DeepFM`: the sub-networks of the other pairs are computed once.
+        """
+        scaled = self.features(numeric)
+        fields = self.embed(scaled, categorical)
+        (weight, bias), others = self.layers[0].parameters(), fields.shape[1]
+        of_field, by_category, of_products = self.last_pairs()
+        alone = torch.einsum("rfw,fws->rfs", fields, of_field)[:, None]
+        pairs = torch.relu(alone + by_category + torch.einsum("rfw,kfws->rkfs", fields, of_products)).flatten(2)
+        before = weight.shape[1] - others * SUBNETWORK
+        shared = linear(self._subnetworks(scaled, fields), weight[:, :before], bias)
+        result: Tensor = self.layers[1:](shared[:, None] + linear(pairs, weight[:, before:]))
+        return result
+
+    def number_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a, b and c `[pairs, SUBNETWORK]` of the pairs of numbers x and y: s = ReLU(a x + b y + c x y + bias).
+
+        Their embeddings are multiples of the directions, so that the weights of both can be multiplied beforehand.
+        """
+        one, other = self.directions[self.left], self.directions[self.right]
+        weights = self.weight[: len(self.left)].reshape(-1, 3, EMBEDDING, SUBNETWORK).unbind(1)
+        a, b, c = (
+            torch.einsum("pw,pws->ps", each, weight)
+            for each, weight in zip((one, other, one * other), weights, strict=True)
+        )
+        return a, b, c
+
+    def last_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weights of the pairs of each field f with the last one, for each of its N known categories k.
+
+        Of the field `[f, width, s]`; what the category adds `[N, f, s]`, with the bias; of products `[N, f, width, s]`.
+        """
+        (last,), others = self.embeddings[-1].parameters(), self.n_fields - 1
+        of_field, of_last, of_product = self.weight[-others:].reshape(-1, 3, EMBEDDING, SUBNETWORK).unbind(1)
+        by_category = torch.einsum("kw,fws->kfs", last[1:], of_last) + self.bias[-others:]
+        return of_field, by_category, torch.einsum("kw,fws->kfws", last[1:], of_product)
+
+    def _subnetworks(self, scaled: Tensor, fields: Tensor) -> Tensor:
+        """Compute s of all pairs `[rows, pairs · SUBNETWORK]` of numbers and of fields `[rows, fields, width]`."""
+        numbers, start = scaled.shape[1], len(self.left)
+        (a, b, c), x, y = self.number_pairs(), scaled[:, self.left, None], scaled[:, self.right, None]
+        parts = [x * (a + y * c) + y * b + self.bias[:start]]
+        for place in range(numbers, fields.shape[1]):
+            others, own = fields[:, :place], fields[:, place : place + 1].expand(-1, place, -1)
+            inputs = torch.cat([others, own, others * own], dim=2)
+            pairs = slice(start, start + place)
+            parts.append(torch.einsum("rpi,pis->rps", inputs, self.weight[pairs]) + self.bias[pairs])
+            start += place
+        return torch.relu(torch.cat(parts, dim=1).flatten(1))
+
+
 def pairwise(fields: Tensor) -> Tensor:
     """Compute Σ v ∘ w over all pairs of fields `[rows, width]`, from `[rows, fields, width]`, as ½((Σv)² − Σv²).
 
@@ -230,7 +324,13 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Seque
     return nn.Sequential(*layers)
 
 
-BackboneNetwork = Perceptron | DeepFM | ProductNetwork
+BackboneNetwork = Perceptron | DeepFM | ProductNetwork | ProductNetworkInNetwork
+
+_OF_FIELDS: dict[Backbone, type[DeepFM | ProductNetwork | ProductNetworkInNetwork]] = {
+    "deepfm": DeepFM,
+    "pnn": ProductNetwork,
+    "pin": ProductNetworkInNetwork,
+}
 
 
 def build_backbone(
@@ -242,4 +342,4 @@ def build_backbone(
     """
     if kind == "mlp":
         return Perceptron(features, hidden, dropout, one_hot_last=one_hot_last)
-    return (DeepFM if kind == "deepfm" else ProductNetwork)(features, hidden, dropout)
+    return _OF_FIELDS[kind](features, hidden, dropout)

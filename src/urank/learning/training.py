@@ -19,12 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from math import log2
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
@@ -34,6 +31,7 @@ from torch.optim.adamw import adamw
 from urank import distributed
 from urank.errors import ConfigError, DataError, TooFewError
 from urank.learning.batches import Batch, Stream
+from urank.learning.training_settings import TrainingConfig
 from urank.progress import Report, silent
 from urank.storage import new_file
 
@@ -45,60 +43,6 @@ WARM_UP = 0.1
 
 FAST = 10.0
 """Learning rate of `fast_parameters` relative to the others."""
-
-STEPS = 1_500
-"""About the number of steps of a training, unless batches would be too small or too large."""
-
-
-class TrainingConfig(BaseModel):
-    """Settings of the training of a network."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: int | None = Field(
-        None, ge=1, description="passes over the training data; by default 4 to 15, fewer for more lists"
-    )
-    share: float = Field(1.0, gt=0, le=1, description="share of the default number of passes")
-    patience: int = Field(5, ge=1, description="rounds without improvement before training stops")
-    batch_lists: int | None = Field(
-        None, ge=1, description="distinct lists per batch; by default 32 to 1,024, more for more lists"
-    )
-    learning_rate: float | None = Field(None, gt=0, description="highest learning rate of AdamW; 0.004 by default")
-    weight_decay: float = Field(0.1, ge=0, description="weight decay of AdamW")
-    clip: float = Field(5.0, gt=0, description="maximum gradient norm")
-    round_rows: int = Field(4_000_000, ge=1, description="impressions between evaluations of the held-out loss")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device to train networks on")
-
-    def plan(self, lists: int) -> Plan:
-        """Choose what is not set by the number of distinct lists of the train split; see `plan_for`."""
-        default = plan_for(lists)
-        return Plan(
-            self.epochs or max(1, round(self.share * default.epochs)),
-            self.batch_lists or default.batch_lists,
-            self.learning_rate or default.learning_rate,
-        )
-
-
-class Plan(NamedTuple):
-    """The length of a training, the size of its steps, and the learning rate."""
-
-    epochs: int
-    batch_lists: int
-    learning_rate: float
-
-
-def plan_for(lists: int) -> Plan:
-    """Choose a plan by the number of distinct lists of the train split.
-
-    One or two thousand steps suffice for most logs: small logs are read more often in smaller batches, down to 32
-    lists, and large ones less often in larger batches, up to 1,024.
-
-    >>> plan_for(2_000), plan_for(100_000)
-    (Plan(epochs=15, batch_lists=32, learning_rate=0.004), Plan(epochs=4, batch_lists=256, learning_rate=0.004))
-    """
-    epochs = 15 if lists < 5_000 else 10 if lists < 20_000 else 6 if lists < 50_000 else 4
-    batch_lists = 2 ** round(log2(max(1, epochs * lists / STEPS)))
-    return Plan(epochs, min(max(batch_lists, 32), 1024), 4e-3)
 
 
 def rate_share(progress: float) -> float:
@@ -169,6 +113,7 @@ def train(
         if saved:
             run.restore(saved, checkpoint)
     history, schedule, all_rows = run.history, run.schedule, plan.epochs * stream.rows
+    report(name, schedule.epoch * stream.rows, all_rows)
     while schedule.waited < config.patience and schedule.epoch < plan.epochs:
         started, done = time.perf_counter(), schedule.epoch * stream.rows
         note = f"loss {history.rounds[-1]['valid']:.4f} " if history.rounds else ""

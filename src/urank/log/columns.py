@@ -358,6 +358,24 @@ def check_mapping(
             raise DataError(f"{name} has no column '{column}' (asked for as {role}); it has {join_names(dtypes)}")
 
 
+def marked_policies(marks: Collection[str], roles: Mapping[str, str], name: str) -> list[str]:
+    """Return the values of `policy` that marks COLUMN=VALUE name; COLUMN is `policy`, or the column that plays it.
+
+    >>> marked_policies(["random_bool=1"], {"policy": "random_bool"}, "log.csv")
+    ['1']
+    """
+    found = []
+    for mark in marks:
+        column, equals, value = mark.partition("=")
+        if not equals or not column or not value:
+            raise ConfigError(f"--randomised takes COLUMN=VALUE, as policy=shuffle; got '{mark}'")
+        if "policy" not in roles or column not in ("policy", roles["policy"]):
+            remedy = "log the ranker of each list" if column == "policy" else f"-c policy={column}"
+            raise ConfigError(f"--randomised {mark} needs a column of {name} that plays 'policy': {remedy}")
+        found.append(value)
+    return found
+
+
 def check_types(roles: Mapping[str, str], types: Mapping[str, Type], name: str) -> None:
     """Refuse columns whose type does not fit their role."""
     for role, column in roles.items():

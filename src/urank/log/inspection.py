@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from urank.config import to_jsonable
 from urank.errors import ConfigError
-from urank.log.columns import ITEM, LIST, QUERY, ROW, SESSION, LogSchema
+from urank.log.columns import ITEM, LIST, QUERY, ROW, SESSION, LogSchema, marked_policies
 from urank.log.dataset import shown_positions
 from urank.log.identifiability import (
     MAX_SHARED,
@@ -56,6 +57,10 @@ class PositionRates:
     rate: list[float]
     low: list[float]
     high: list[float]
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each position."""
+        return pl.DataFrame(vars(self))
 
 
 @dataclass(frozen=True)
@@ -117,12 +122,17 @@ class LogVerdict:
     advice: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """The facts of a log and a verdict, to be read before training on it."""
 
     facts: Facts
     verdict: LogVerdict
+
+    def __repr__(self) -> str:
+        """Return the verdict with its reasons, warnings and advice, a line each."""
+        verdict = self.verdict
+        return "\n".join([verdict.sentence, *verdict.reasons, *verdict.warnings, *verdict.advice])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -130,6 +140,14 @@ class Inspection:
         if self.facts.interventions.shared is None:
             payload["interventions"]["note"] = f"shared is left out, since there are more than {MAX_SHARED} positions"
         return dict(payload)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return the click rate by position with its 95 % interval, a row for each position."""
+        return self.facts.curve.to_frame()
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return str(import_module("urank.report.inspection_report").inspection_html(self))  # of a higher layer
 
 
 def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report = silent) -> Inspection:
@@ -139,12 +157,11 @@ def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report 
 
     Args:
         log: The log, opened by `urank.read`, or what that reads: a path or a table.
-        randomised: Values of `policy` whose lists were shown in random order.
+        randomised: Marks `COLUMN=VALUE` of lists in random order; the column plays `policy`.
         report: Progress callback.
     """
     log = log if isinstance(log, Log) else read(log)
-    if randomised and "policy" not in log.schema.roles:
-        raise ConfigError(f"randomised needs a column that plays 'policy'; {log.name} has none")
+    policies = marked_policies(randomised, log.schema.roles, log.name)
     counters = _Counters(log.schema)
     losing: dict[str, None] = {}
     last = shown_positions(log.name)
@@ -155,14 +172,14 @@ def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report 
         report("inspecting", done, log.size)
     _refuse_duplicate_positions(log, counters)
     cells, lists, sample = counters.cells(), counters.lists(), counters.sample()
-    for policy in randomised:
+    for policy in policies:
         known = cells["policy"].drop_nulls().unique().sort().to_list()
         if policy not in known:
-            policies = ", ".join(known[:10])
-            raise ConfigError(f"no list of {log.name} has the policy '{policy}'; its policies are {policies}")
+            others = ", ".join(known[:10])
+            raise ConfigError(f"no list of {log.name} has the policy '{policy}'; its policies are {others}")
     alike = counters.alike()
     distinguishable = counters.has_item_ids or alike <= MAX_ALIKE
-    graph = _position_graph(counters, cells, randomised, distinguishable=distinguishable)
+    graph = _position_graph(counters, cells, policies, distinguishable=distinguishable)
     after_click = counters.outcomes.names()
     largest = _largest(cells, "policy") if "policy" in cells.columns else []
     by_list = sample.with_columns(pl.struct(QUERY, SESSION).rle_id().alias(LIST))
@@ -172,7 +189,7 @@ def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report 
 
     by_policy = {
         name: found
-        for name in dict.fromkeys([*largest, *sorted(randomised)])
+        for name in dict.fromkeys([*largest, *sorted(policies)])
         if (found := confounding(by_list.filter(pl.col("policy") == name))) is not None
     }
     value = None
@@ -208,7 +225,7 @@ def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report 
         interventions=graph,
         same_query_moves=counters.same_query_moves() if distinguishable else 0,
     )
-    return Inspection(facts, _assess(facts, randomised))
+    return Inspection(facts, _assess(facts, policies))
 
 
 def _rates(cells: pl.DataFrame) -> PositionRates:
@@ -586,7 +603,7 @@ def _confounding_warnings(facts: Facts, randomised: Collection[str]) -> Iterator
         if found.looks_random and policy not in randomised:
             yield (
                 f"policy {policy} looks randomised: features do not explain its positions (p = {found.p_value:.2f})",
-                f"if policy {policy} was random by design, pass --randomised {policy}",
+                f"if policy {policy} was random by design, pass --randomised policy={policy}",
             )
         elif not found.looks_random and policy in randomised and found.rows >= 1_000:
             yield (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,6 +42,9 @@ _COUNTED, _SUMMED = ("missing", "known"), ("sum", "squares", "min", "max")
 _MOMENTS = pl.Schema({"name": pl.String} | dict.fromkeys(_COUNTED, pl.Int64) | dict.fromkeys(_SUMMED, pl.Float64))
 _COUNTS = pl.Schema({"category": pl.String, "count": pl.Int64})
 
+PREPARE_STEPS: Mapping[str, float] = {"reading": 3, "writing": 1}
+"""The steps that `prepare` reports, with their typical times, for an overall progress."""
+
 SplitRule = Callable[[NDArray[np.uint64], NDArray[np.int64] | None], NDArray[np.uint8]]
 """The index in `SPLITS` of each list, given the hash of its query and the query's latest time."""
 
@@ -50,7 +53,7 @@ def prepare(
     log: Log,
     folder: str | Path,
     *,
-    split: Literal["hash", "time"] = "hash",
+    split_by: Literal["hash", "time"] = "hash",
     valid: float = 0.1,
     test: float = 0.1,
     positions: int | None = None,
@@ -66,9 +69,10 @@ def prepare(
     Args:
         log: The log, opened by `urank.read`.
         folder: Target; it appears when it is complete.
-        split: "hash" of the query id (a query keeps its split when data is added), or "time" (the newest queries, by
+        split_by: "hash" of the query id (a query keeps its split when data is added), or "time" (the newest queries, by
             their latest showing, are held out).
-        valid, test: Shares of the queries to hold out.
+        valid: Share of the queries that stop training and choose.
+        test: Share of the queries that training never sees.
         positions: K; items further down are candidates that nobody saw. A ranker learns to order them, too; a click
             model does not learn from them. If None, all items were shown or, if the log is a folder written by
             `prepare`, those that were shown there.
@@ -77,7 +81,7 @@ def prepare(
         bucket_bytes: Approximate bytes of the log held in memory at once.
         report: Progress callback.
     """
-    last = validate_arguments(log, folder, split, valid, test, positions, keep)
+    last = validate_arguments(log, folder, split_by, valid, test, positions, keep)
     with new_folder(folder, marker="schema.json", overwrite=overwrite) as target:
         # Buckets go into the target, which has room, or to a local folder if the target is remote.
         scratch = tempfile.TemporaryDirectory(prefix="urank-") if is_remote(target) else nullcontext(target)
@@ -88,12 +92,12 @@ def prepare(
                 if last is not None:
                     refuse_unseen_clicks(log, frame, last)
                 hashed = add_hashes(frame)
-                if split == "time":
+                if split_by == "time":
                     times.append(hashed.group_by(QUERY).agg(pl.col("timestamp").max()))
                 buckets.add(hashed)
                 outcomes.add(hashed)
                 report("reading", done, log.size)
-            rule, cuts = split_rule(split, valid, test, times)
+            rule, cuts = split_rule(split_by, valid, test, times)
             left_out = outcomes.names()
             summary = DatasetSummary(log.schema.without(left_out), last)
             with ThreadPoolExecutor(max_workers=1) as background:
@@ -103,13 +107,13 @@ def prepare(
                     report("writing", number + 1, len(buckets))
                 for writer in writers.values():
                     writer.close()
-        return write_schema(target, log, summary, {"by": split, "valid": valid, "test": test, **cuts}, left_out)
+        return write_schema(target, log, summary, {"by": split_by, "valid": valid, "test": test, **cuts}, left_out)
 
 
 def validate_arguments(
     log: Log,
     folder: str | Path,
-    split: str,
+    split_by: str,
     valid: float,
     test: float,
     positions: int | None,
@@ -121,10 +125,12 @@ def validate_arguments(
         raise ConfigError(f"{folder} holds the log itself, which would be replaced before it is read; name another one")
     if positions is not None and positions < 1:
         raise ConfigError(f"positions must be a whole number from 1 up; got {positions}")
-    if split not in ("hash", "time"):
-        raise ConfigError(f"split must be 'hash' or 'time'; got {split!r}")
-    if split == "time" and "timestamp" not in log.schema.roles:
-        raise ConfigError(f"split 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)")
+    if split_by not in ("hash", "time"):
+        raise ConfigError(f"split_by must be 'hash' or 'time'; got {split_by!r}")
+    if split_by == "time" and "timestamp" not in log.schema.roles:
+        raise ConfigError(
+            f"split_by 'time' needs a timestamp; {log.name} has none (name it with --column timestamp=NAME)"
+        )
     features = [feature.name for feature in log.schema.features]
     for name in keep:
         if name not in features:
@@ -150,9 +156,9 @@ def add_hashes(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(hashes)
 
 
-def split_rule(split: str, valid: float, test: float, times: list[pl.DataFrame]) -> tuple[SplitRule, dict[str, Any]]:
+def split_rule(split_by: str, valid: float, test: float, times: list[pl.DataFrame]) -> tuple[SplitRule, dict[str, Any]]:
     """Return the rule that assigns each list to a split, and its cuts in time; `times` has those of all queries."""
-    if split == "hash":
+    if split_by == "hash":
         return (lambda hashes, _: split_by_hash(hashes, valid=valid, test=test)), {}
     latest = pl.concat(times).group_by(QUERY).agg(pl.col("timestamp").max())["timestamp"].to_numpy()
     first, second = split_by_time(latest, valid=valid, test=test)

@@ -25,7 +25,8 @@ from urank.config import Settings
 from urank.learning.batches import VALID_LISTS, Batch, ListArrays, MemoryStream
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.learning.networks import Perceptron, hidden_layers
-from urank.learning.training import TrainingConfig, mean_loss, seeded, train
+from urank.learning.training import mean_loss, seeded, train
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Block, Dataset
 from urank.progress import Report, silent
 from urank.propensity.harvest import QueryItems, check_connected, count_query_items, pair_numbers, weighted_clicks

@@ -22,7 +22,8 @@ from scipy.special import expit, logit
 
 from urank.errors import DataError
 from urank.learning.features import Featurizer, fit_featurizer
-from urank.learning.lightgbm_data import MAX_LEAVES, Floats, GrowthConfig, lightgbm_dataset
+from urank.learning.lightgbm_data import Floats, lightgbm_dataset
+from urank.learning.training_settings import MAX_LEAVES, GrowthConfig
 from urank.log.dataset import Dataset, drop_unseen
 from urank.log.identifiability import ranges
 from urank.progress import Report, silent

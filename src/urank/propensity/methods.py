@@ -53,9 +53,9 @@ def fit_propensity(
     Raises:
         DataError: the log lacks what the method needs.
     """
-    for name, argument in (("policies", policies), ("by", by)):
+    for flag, argument in (("--randomised", policies), ("--by", by)):
         if argument and method != "randomised":
-            raise ConfigError(f"{name} can only be used with the method randomised; got the method '{method}'")
+            raise ConfigError(f"{flag} can only be used with the method randomised; got the method '{method}'")
     match method:
         case "none":
             return None
@@ -113,7 +113,7 @@ def load_propensity(path: str | Path) -> ExaminationCurve | ByCategory | Context
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{path} is not a propensity that urank wrote, or it is damaged") from error
+        raise DataError(f"{path} is not an estimate of `urank examination`, or it is damaged") from error
 
 
 def _load_curves(path: Path) -> ExaminationCurve | ByCategory:

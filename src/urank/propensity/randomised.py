@@ -365,8 +365,8 @@ def _randomised_policies(dataset: Dataset, policies: Sequence[str] | None) -> li
         return None
     if not policies and not ranked and len(known) > 1:
         raise DataError(
-            f"{dataset.folder} has no ranked_position, so the policies with random order must be named (--policy); it "
-            f"has {names}"
+            f"{dataset.folder} has no ranked_position, so the policies with random order must be named (--randomised "
+            f"policy=NAME); it has {names}"
         )
     return list(policies) if policies else sorted(moved if ranked else known)
 

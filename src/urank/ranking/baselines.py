@@ -9,35 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Literal, Unpack, get_args
+from typing import Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor, nn
 
-from urank.config import Settings
 from urank.learning.batches import Batch, Gain, train_and_valid
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_for_trees
-from urank.learning.training import History, TrainingConfig, mean_loss, seeded
+from urank.learning.training import History, mean_loss, seeded
 from urank.log.dataset import Dataset
 from urank.progress import Report, silent
 from urank.propensity.em import EmConfig, fit_relevance
 from urank.propensity.examination import CLIP, ExaminationCurve, Propensity
 from urank.ranking.losses import Swaps, hinge_loss, softmax_loss
-from urank.ranking.objectives import (
-    BaselineConfig,
-    DiscountedGain,
-    LabelGain,
-    LambdaLossGain,
-    RankNetGain,
-    gain_of,
-)
+from urank.ranking.objectives import DiscountedGain, LabelGain, LambdaLossGain, RankNetGain, gain_of
+from urank.ranking.ranking_settings import Baseline, BaselineConfig, RankerConfig, RankSvmConfig, TreesConfig
 from urank.ranking.urank_network import (
     NetworkScorer,
-    RankerConfig,
     RunOptions,
     ScoreNetwork,
     build_scorer,
@@ -46,23 +37,7 @@ from urank.ranking.urank_network import (
     train_by_lists,
     value_feature,
 )
-from urank.ranking.urank_trees import TreesConfig, TreesScorer, grow_by_swaps, tree_streams
-
-Baseline = Literal[
-    "lambdarank", "lambdarank-trees", "ranknet", "lambdaloss", "ranksvm", "dla", "unbiased-lambdamart", "regression-em"
-]
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-WEIGHTED_BASELINES: tuple[Baseline, ...] = ("lambdarank", "lambdarank-trees", "ranknet", "lambdaloss", "ranksvm")
-"""Those that take an estimate of examination, or labels; the others learn examination themselves, from clicks."""
-TREE_BASELINES: tuple[Baseline, ...] = ("lambdarank-trees", "unbiased-lambdamart", "regression-em")
-
-
-class RankSvmConfig(Settings):
-    """Settings of a RankSVM."""
-
-    c: float = Field(1.0, gt=0, description="C: weight of a unit of hinge loss relative to ½ |w|²")
-    training: TrainingConfig = TrainingConfig(epochs=15, learning_rate=1e-2, weight_decay=0.0)
-    seed: int = Field(0, ge=0, description="seed of all random numbers")
+from urank.ranking.urank_trees import TreesScorer, grow_by_swaps, tree_streams
 
 
 def fit_baseline(

@@ -123,10 +123,11 @@ class Guard:
             return text
         kind, _, level = str(text).partition(":")
         try:
-            return cls({each: each for each in get_args(GuardKind)}[kind], float(level))
+            known, number = {each: each for each in get_args(GuardKind)}[kind], float(level)
         except (KeyError, ValueError):
             usage = "a guard is shift:PLACES, as shift:2, or blend:SHARE, as blend:0.5"
             raise ConfigError(f"{usage}; got '{text}'") from None
+        return cls(known, number)
 
     def __str__(self) -> str:
         return f"{self.kind}:{np.format_float_positional(self.level, trim='-')}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from urank.log.ragged import order_by_score
+from urank.ranking.ranking_settings import Form
 from urank.ranking.utility import Array, Mask
-
-Form = Literal["stable", "paper"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,19 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
-from urank.config import Settings
 from urank.errors import DataError
 from urank.learning.batches import Batch, ListArrays
 from urank.log.dataset import Block, Dataset
 from urank.propensity.examination import CLIP, Propensity, inverse_propensity
 from urank.ranking.losses import Swaps, lambdaloss_weight, preferences, swaps
+from urank.ranking.ranking_settings import BaselineConfig
 from urank.ranking.utility import FLOOR, item_gains
 
 CHUNK_ROWS = 2**13
@@ -182,20 +181,6 @@ class LambdaLossGain(DiscountedGain):
 
     def swaps(self, scores: NDArray[Any], lists: PaddedLists) -> Swaps:
         return preferences(scores, self._gain(lists), weight=lambdaloss_weight(scores.shape[1]), where=lists.where)
-
-
-class BaselineConfig(Settings):
-    """What the rankers of other papers learn from."""
-
-    learn_from: Literal["clicks", "relevance"] = Field(
-        "clicks", description="clicks, or the labels in the column relevance"
-    )
-    propensity: str = Field(
-        "none",
-        description="how clicks are weighted by 1 / examination: none, randomised, harvest, cpbm, em, or a file "
-        "written by `urank propensity`",
-    )
-    clip: float = Field(CLIP, ge=1, description="upper bound of the weight of a click")
 
 
 @dataclass(frozen=True, eq=False)

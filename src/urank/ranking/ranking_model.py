@@ -7,18 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
+from importlib import import_module
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig
-from urank.config import Settings
 from urank.errors import ConfigError, DataError
 from urank.learning.features import Inputs
 from urank.log.candidates import IDS, CandidateLists, Candidates, read_candidates
@@ -26,61 +24,10 @@ from urank.log.ragged import at_positions
 from urank.log.reader import in_type_of, table_frame
 from urank.memory import DEFAULT_MEMORY, Memory
 from urank.progress import prefetch
-from urank.ranking.baselines import WEIGHTED_BASELINES, Baseline, RankSvmConfig
 from urank.ranking.guard import Guard
 from urank.ranking.matching import METHODS, Method, expected_gain, guarded_positions, positions_in_lists, values_or_ones
-from urank.ranking.objectives import BaselineConfig
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.ranking_settings import Goal
 from urank.ranking.utility import Array
-
-Goal = Literal["clicks", "conversions"]
-
-
-class UrankConfig(Settings):
-    """Settings of the click model, the scorer that learns from it, and the ranking method."""
-
-    goal: Goal = Field(
-        "clicks",
-        description="what the order is to earn: clicks, or conversions (the role conversion); each counts its value if "
-        "the log has values",
-    )
-    ranker: Literal["network", "trees", Baseline, "none"] = Field(
-        "network",
-        description="the scorer: U-rank as a network or as LightGBM trees, a ranker of another paper (lambdarank, "
-        "lambdarank-trees, ranknet, lambdaloss, ranksvm, dla, unbiased-lambdamart, regression-em), or none (then the "
-        "matching ranks)",
-    )
-    method: Literal["auto", "score", "match", "ctr1"] = Field(
-        "auto",
-        description="the ranking method: by score, by the exact matching of the click table, or by expected utility "
-        "at position 1; auto is match, or the method that earns significantly more on the validation split, and score "
-        "for the rankers of other papers",
-    )
-    judges: bool = Field(
-        True, description="also train two small networks on halves of the train split, which evaluations refit"
-    )
-    clicks: ClickConfig = ClickConfig()
-    scorer: RankerConfig = RankerConfig()
-    trees: TreesConfig = TreesConfig()
-    baseline: BaselineConfig = BaselineConfig()
-    svm: RankSvmConfig = RankSvmConfig()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.ranker == "none" and self.method == "score":
-            raise ValueError("method score needs a ranker with scores; got ranker 'none'")
-        if self.ranker == "trees" and self.scorer.form == "paper":
-            raise ValueError("ranker trees needs the stable form of the loss; got form 'paper'")
-        for key in ("propensity", "learn_from"):
-            given = getattr(self.baseline, key)
-            if given != BaselineConfig.model_fields[key].default and self.ranker not in WEIGHTED_BASELINES:
-                rankers = ", ".join(WEIGHTED_BASELINES)
-                raise ValueError(f"{key} is only for the rankers {rankers}; got {given!r} with {self.ranker!r}")
-        if self.baseline.learn_from == "relevance" and self.baseline.propensity != "none":
-            raise ValueError("propensity weights clicks, which learn_from 'relevance' does not use")
-        return self
-
 
 # Working memory per position of a candidate: the table, its weights, and both as padded lists.
 _WORK_BYTES = 64
@@ -124,6 +71,10 @@ class RankingModel:
     def name(self) -> str:
         """Its components, such as `network on monotone ×3`."""
         return self.clicks.name if self.scorer is None else f"{self.scorer.family} on {self.clicks.name}"
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return str(import_module("urank.report.model_report").model_html(self))  # of a higher layer
 
     @property
     def goal(self) -> Goal:
@@ -194,8 +145,8 @@ class RankingModel:
 
         Returns:
             a table of the same kind (Polars for files), best first within each list: the ids, and for each candidate
-            `position`, `score` (with a scorer), `click` (P(click) there, or that of the goal; null without a place)
-            and `utility`.
+            `position`, `score` (with a scorer), `probability` (P(click) there, or that of the goal; null without
+            a place) and `utility`.
         """
         required = () if guard is None else ("position",)
         source = self.candidates(candidates, columns=columns, required=required, memory=memory)
@@ -268,11 +219,11 @@ class RankingModel:
         placed = np.flatnonzero(position[rows] <= self.clicks.positions)
         chosen = rows[placed]
         known = self.log_ctr(inputs[chosen]) if table is None else table[chosen]
-        click = np.exp(at_positions(known, position[chosen]))
+        probability = np.exp(at_positions(known, position[chosen]))
         utility = np.zeros(len(rows), dtype=np.float32)
-        utility[placed] = click if value is None else click * value[chosen]
+        utility[placed] = probability if value is None else probability * value[chosen]
         nothing = pl.Series([None], dtype=pl.Float32).new_from_index(0, len(rows))
-        columns |= {"click": nothing.scatter(placed, click), "utility": utility}
+        columns |= {"probability": nothing.scatter(placed, probability), "utility": utility}
         ids = [name for name in IDS if name in frame.columns]
         return frame.select(ids)[rows].with_columns(**columns)
 

@@ -10,28 +10,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor, nn
 
 from urank import distributed
 from urank.clicks.click_model import ClickModel, NetworkClicks
-from urank.config import Settings
 from urank.errors import ConfigError
 from urank.learning.batches import Batch, Stream, train_and_valid
 from urank.learning.features import Featurizer, Inputs, Numeric, own_blocks
-from urank.learning.networks import Backbone, FeatureLayer, build_backbone, chunk_rows
-from urank.learning.training import History, TrainingConfig, seeded, train
+from urank.learning.networks import FeatureLayer, build_backbone, chunk_rows
+from urank.learning.training import History, seeded, train
+from urank.learning.training_settings import Backbone
 from urank.log.dataset import Dataset
 from urank.log.ragged import positions_by_score, where_items
 from urank.progress import Report
-from urank.ranking.losses import Form, swap_loss
-from urank.ranking.objectives import Target, UtilityTarget, by_length
-from urank.ranking.utility import FLOOR, earned
+from urank.ranking.losses import swap_loss
+from urank.ranking.objectives import Target, by_length
+from urank.ranking.ranking_settings import RankerConfig
+from urank.ranking.utility import earned
 
 MODEL_SHARE = 1 / 3
 """Share of the default passes for a scorer that learns from the click model, whose table has no noise."""
@@ -116,34 +116,6 @@ def value_feature(dataset: Dataset) -> Numeric | None:
 
 Table = Callable[[Inputs], NDArray[np.float32]]
 """Computes P(click | item, k) `[rows, K]`."""
-
-
-class RankerConfig(Settings):
-    """Settings of U-rank's scorer."""
-
-    target: Literal["model", "counterfactual", "blend"] = Field(
-        "model",
-        description="the utility u(i, k) to maximise: the click model's expectation (model), Eq. 3 on the logged "
-        "clicks (counterfactual, as in the paper), or both (blend)",
-    )
-    blend: float = Field(0.5, ge=0, le=1, description="share of the counterfactual target in the blend")
-    floor: float = Field(FLOOR, gt=0, le=1, description="lower bound of a logged click probability in Eq. 3")
-    form: Form = Field("stable", description="the loss: stable, or paper (Eq. 7 as printed, with clipped scores)")
-    sigma: float = Field(1.0, gt=0, description="σ of the pairwise logistic loss")
-    clip: float = Field(5.0, gt=0, description="C: scores are clipped to [−C, C] in the paper's form of the loss")
-    backbone: Backbone = Field("mlp", description="network architecture: mlp, deepfm or pnn")
-    hidden: tuple[int, ...] = Field((128, 64), description="sizes of the hidden layers; none for a linear score")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden units dropped at each step")
-    warm_start: bool = Field(False, description="initialise with the hidden layers of the click model")
-    training: TrainingConfig = Field(
-        TrainingConfig(), description="as for click models, but by default with a third of the passes"
-    )
-    seed: int = Field(0, ge=0, description="seed of all random numbers")
-
-    @property
-    def objective(self) -> UtilityTarget:
-        """The target, with λ the share of Eq. 3."""
-        return UtilityTarget({"model": 0.0, "counterfactual": 1.0, "blend": self.blend}[self.target], self.floor)
 
 
 class RunOptions(TypedDict, total=False):

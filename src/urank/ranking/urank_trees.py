@@ -28,34 +28,23 @@ import lightgbm
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from urank.clicks.click_model import ClickModel
 from urank.errors import ConfigError, DataError
 from urank.learning.batches import Gain, ListArrays, Stream
 from urank.learning.features import Featurizer, Inputs
-from urank.learning.lightgbm_data import Floats, GrowthConfig, TreeModel, lightgbm_dataset, sample_for_trees
+from urank.learning.lightgbm_data import Floats, TreeModel, lightgbm_dataset, sample_for_trees
 from urank.learning.training import History
 from urank.log.dataset import Dataset
 from urank.log.ragged import order_by_score
 from urank.progress import Report, silent
 from urank.ranking.losses import Swaps, swap_derivatives, swaps
 from urank.ranking.objectives import PaddedLists, Target
-from urank.ranking.urank_network import RankerConfig, Table
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_network import Table
 
 CHUNK_PAIRS = 2**19
 """Pairs of items and places per chunk: enough to amortise the calls, few enough for the cache."""
-
-
-class TreesConfig(GrowthConfig):
-    """Settings of the trees."""
-
-    l2: float = Field(
-        1.0, ge=0, description="L2 regularisation of leaf values; 1 weighs as much as an average impression"
-    )
-    early_stopping: int = Field(
-        20, ge=1, description="trees without a better estimated utility of the valid split before training stops"
-    )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ from urank.pipeline import Review, Training, evaluate, fit_and_save, named_polic
 from urank.progress import Report, silent
 from urank.ranking.guard import Guard
 from urank.ranking.matching import Method
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 from urank.ray.cluster import Cluster, connected
 from urank.ray.workers import run_on_workers
 from urank.storage import absolute, is_remote, new_folder, open_parquet, parquet_writer, to_path
@@ -132,7 +133,7 @@ def prepare_on_ray(
     folder: str | Path,
     cluster: Cluster,
     *,
-    split: Literal["hash", "time"] = "hash",
+    split_by: Literal["hash", "time"] = "hash",
     valid: float = 0.1,
     test: float = 0.1,
     positions: int | None = None,
@@ -150,10 +151,10 @@ def prepare_on_ray(
     Args:
         log: A log opened by `urank.read`, in files that every worker can read.
         folder: Where to write, reachable by every worker; at a URL it is complete when `schema.json` exists.
-        split, valid, test, positions, keep, overwrite: As in `urank.prepare`.
+        split_by, valid, test, positions, keep, overwrite: As in `urank.prepare`.
         memory: Memory budget of each task.
     """
-    last = prepare.validate_arguments(log, folder, split, valid, test, positions, keep)
+    last = prepare.validate_arguments(log, folder, split_by, valid, test, positions, keep)
     left_out = _outcomes(log, keep)
     log = replace(log, schema=log.schema.without(left_out))
     rows = max(1, memory.bucket_bytes // log.row_bytes)
@@ -162,14 +163,14 @@ def prepare_on_ray(
         settings: dict[str, Any] = {"log": log, "last": last, "buckets": buckets, "target": target}
         numbers = range(log.files)
         times: list[pl.DataFrame] = []
-        if split == "time":
+        if split_by == "time":
             report("times of the queries", 0, None)
             found = by_group(_read, _times, numbers, buckets, cluster.workers, settings)
             schema = {QUERY: pl.UInt64, "timestamp": pl.Int64}
             times = [pl.DataFrame({QUERY: row["query"], "timestamp": row["latest"]}, schema=schema) for row in found]
             if not times:
                 raise log.empty_error()
-        assign, cuts = prepare.split_rule(split, valid, test, times)
+        assign, cuts = prepare.split_rule(split_by, valid, test, times)
         summary = DatasetSummary(log.schema, last)
         report("writing", 0, buckets)
         settings |= {"assign": assign}
@@ -182,7 +183,7 @@ def prepare_on_ray(
         if not files:
             raise log.empty_error()
         refuse_lost_files(target, files)
-        shares = {"by": split, "valid": valid, "test": test, **cuts}
+        shares = {"by": split_by, "valid": valid, "test": test, **cuts}
         return prepare.write_schema(target, log, summary, shares, left_out)
 
 
