@@ -19,7 +19,8 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.lab.letor_simulation import simulation_folder
 from urank.lab.market import Market, MarketConfig, build_market
 from urank.lab.user_models import table_probabilities
@@ -30,7 +31,8 @@ from urank.log.reader import read
 from urank.progress import Report, silent
 from urank.ranking.matching import Method
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.ranking_settings import RankerConfig
+from urank.ranking.urank_network import fit_urank
 
 FIRST_DAY = datetime(2020, 5, 6)
 """The date of day 1, on which the paper's live test began."""
@@ -263,8 +265,8 @@ def write_appstore(
         (target / "truth").mkdir()
         write_days(target / "random.parquet", random_traffic(market), config.random_days, "random traffic", report)
         ranker = ranked_by(production_ranker(market, clicks, report=report))
-        days = traffic(market, ranker, range(1, config.days + 1), policy="production")
-        last, counts = write_days(target / "log.parquet", days, config.days, "production traffic", report)
+        days = traffic(market, ranker, range(1, config.log_days + 1), policy="production")
+        last, counts = write_days(target / "log.parquet", days, config.log_days, "production traffic", report)
         truth = with_table(last).drop("position", "click", "timestamp", "policy")
         truth.write_parquet(target / "truth" / "candidates.parquet")
     return counts

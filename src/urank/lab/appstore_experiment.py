@@ -1,11 +1,13 @@
-"""The experiment of Section 6.1 (Table 3): rankers trained on the log of an app store, in two scenarios.
+"""The experiments of Section 6 in an app store: Table 3, and the live test.
 
-Scenario 1 counts downloads, Scenario 2 weighs each download with the app's bid. Methods learn from seven days and are
-judged on the eighth, by the paper's debiased metrics and by the truth.
+For Table 3 (Section 6.1) rankers are trained on seven days of the store's log and judged on the eighth, by the paper's
+debiased metrics and by the truth. Scenario 1 counts downloads, Scenario 2 weighs each download with the app's bid. The
+live test (Section 6.2) is that of `live_test`, once for each seed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,11 +18,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.errors import DataError
 from urank.lab import appstore, experiment
 from urank.lab.experiment import ComparedMethod, ExperimentStep, StoreConfig, Trial
 from urank.lab.experiment_results import MethodKind, store_metrics
+from urank.lab.live_test import judge_abtest, simulate_abtest
 from urank.lab.market import Market, build_market
 from urank.learning.features import Featurizer, fit_featurizer
 from urank.log.dataset import Block, Dataset
@@ -31,9 +34,9 @@ from urank.model_io import load_model
 from urank.progress import Report
 from urank.propensity.methods import load_propensity, save_propensity
 from urank.propensity.randomised import ByCategory, fit_by_category
-from urank.ranking.baselines import Baseline
 from urank.ranking.matching import Method, match
 from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import Baseline
 from urank.ranking.urank_network import fit_urank
 from urank.ranking.utility import earned, item_gains
 from urank.storage import new_file, new_folder
@@ -93,14 +96,14 @@ class StoreTrial(Trial[tuple[Orders, Orders]]):
     def make_data(self, report: Report) -> None:
         """Simulate the store, estimate examination, and prepare the training logs."""
         market = build_market(self.config.market)
-        learned = range(1, market.config.days)
+        learned = range(1, market.config.log_days)
         with new_folder(self.folder / "data", marker="clicks") as folder:
             propensity = _estimate_propensity(market, folder / "random", report)
             ranker = appstore.ranked_by(appstore.production_ranker(market, self.config.production, report=report))
             log = folder / "log.parquet"
             days = appstore.traffic(market, ranker, learned, policy="production")
             appstore.write_days(log, days, len(learned), "production", report)
-            visitors = appstore.draw_requests(market, market.config.days, visits=self.config.test_visits)
+            visitors = appstore.draw_requests(market, market.config.log_days, visits=self.config.test_visits)
             last = appstore.serve(visitors, ranker, policy="production")
             hidden = [name for name in appstore.NOT_LEARNED if name in pl.read_parquet_schema(log)]
             for name, dropped in (("clicks", hidden), ("bids", [each for each in hidden if each != "value"])):
@@ -253,9 +256,23 @@ def _clicks(output: str, config: Callable[[StoreConfig], ClickConfig]) -> StoreS
     return StoreStep(run, output, ("store-data",), 8.0)
 
 
+LIVE = "store-live"
+
+
+def _live(trial: StoreTrial, report: Report) -> None:
+    """Simulate and analyse the live test; its exposure log is removed."""
+    started = time.perf_counter()
+    folder = trial.folder / "live"
+    run = simulate_abtest(trial.config.live, folder, overwrite=True, report=report)
+    found = judge_abtest(run, report=report).by_period()
+    experiment.keep_results(trial.folder, LIVE, found, time.perf_counter() - started)
+    rmtree(folder)
+
+
 STORE_STEPS: dict[str, StoreStep] = {
     "store-data": StoreStep(StoreTrial.make_data, "data", cost=6.0),
     "store-deepfm-model": _clicks("deepfm", lambda config: config.production),
     "store-clicks": _clicks("clicks", lambda config: config.clicks),
     **experiment.method_steps(STORE_METHODS, data="store-data"),
+    LIVE: StoreStep(_live, f"results/{LIVE}.parquet", cost=30.0),
 }

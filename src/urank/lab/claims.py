@@ -1,7 +1,7 @@
 """The paper's tables and figures from the results of its methods, and whether the paper's claims hold.
 
-In order: Table 1 and Section 5.4, Table 2 (RQ2), Table 3 and Section 6.1, the effect of each deviation from the paper,
-and Figures 3 and 4 (RQ1).
+In order: Table 1 and Section 5.4, Table 2 (RQ2), Table 3 and Section 6.1, the live test and Section 6.2, the effect of
+each deviation from the paper, and Figures 3 and 4 (RQ1).
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from urank.lab.experiment import ComparedMethod, table_array
 from urank.lab.experiment_results import (
     DATASETS,
     METRICS,
+    PUBLISHED_FLUCTUATION,
+    PUBLISHED_LIFTS,
     STORE_METRICS,
     ArchitectureRow,
     Claim,
     Difference,
     ListExample,
+    LiveRow,
     MethodRow,
     PositionCurve,
     StoreRow,
@@ -38,6 +41,7 @@ from urank.lab.experiment_results import (
     published_store,
 )
 from urank.lab.letor_experiment import METHODS
+from urank.lab.live_test import AA_AFTER, AA_BEFORE, AB
 
 
 def read_results(folders: Sequence[Path], keys: Sequence[str]) -> pl.DataFrame:
@@ -332,6 +336,54 @@ def _same_order(values: ByList, rows: Sequence[StoreRow], metric: str) -> Claim:
     figures = "all tie" if isnan(tau) else f"rank correlation (Kendall) {tau:.2f}"
     figures += f"; reversed: {', '.join(reversed_pairs)}" if reversed_pairs else ""
     return Claim(f"the debiased {metric} orders the methods as the truth does", not reversed_pairs, figures)
+
+
+def live_rows(results: pl.DataFrame) -> list[LiveRow]:
+    """Average the live tests of all seeds, by period and metric."""
+    columns = ("lift", "low", "high", "true_lift")
+    by = results.group_by("period", "metric", maintain_order=True).agg(
+        *(pl.col(name).mean() for name in columns), pl.col("largest_day").max()
+    )
+    return [LiveRow(**row) for row in by.iter_rows(named=True)]
+
+
+def live_claims(rows: Sequence[LiveRow]) -> list[Claim]:
+    """Check the claims of Section 6.2."""
+    by = {(row.period, row.metric): row for row in rows}
+    largest = {
+        metric: max(by[period, metric].largest_day for period in _AA if (period, metric) in by) for metric in _LIVE
+    }
+    figures = ", ".join(f"{metric} by up to {100 * each:.1f} %" for metric, each in largest.items())
+    found = [
+        Claim(
+            f"in the A/A tests CTR and CVR fluctuate within {100 * PUBLISHED_FLUCTUATION:.0f} %, day by day",
+            max(largest.values()) <= PUBLISHED_FLUCTUATION,
+            figures,
+        )
+    ]
+    for metric in _LIVE:
+        row = by[AB, metric]
+        text = f"from the launch on U-rank significantly improves {metric} over DeepFM, the production ranker"
+        found.append(Claim(text, row.low > 0, _lift_text(row)))
+    for metric, published in PUBLISHED_LIFTS.items():
+        row = by[AB, metric]
+        text = f"{metric} improves by {100 * published:.1f} % on average, as in the paper's store"
+        found.append(Claim(text, row.low <= published <= row.high, _lift_text(row)))
+    after = [by[AA_AFTER, metric] for metric in _LIVE if (AA_AFTER, metric) in by]
+    if after:
+        gone = all(row.low <= 0 <= row.high and row.high < by[AB, row.metric].lift for row in after)
+        text = "with DeepFM in both arms again, the improvement of CTR and CVR drops sharply and is gone"
+        found.append(Claim(text, gone, "; ".join(f"{row.metric} {_lift_text(row)}" for row in after)))
+    return found
+
+
+_LIVE = tuple(PUBLISHED_LIFTS)
+_AA = (AA_BEFORE, AA_AFTER)
+
+
+def _lift_text(row: LiveRow) -> str:
+    interval = f"95 % interval {100 * row.low:+.1f} to {100 * row.high:+.1f} %"
+    return f"{100 * row.lift:+.1f} % ({interval}), truly {100 * row.true_lift:+.1f} %"
 
 
 _CHANGES = (

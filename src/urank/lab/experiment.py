@@ -23,13 +23,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.config import Settings, deep_merge, read_toml, validate
 from urank.errors import ConfigError
 from urank.lab.appstore import PRODUCTION
 from urank.lab.experiment_results import MethodKind
 from urank.lab.letor_simulation import SimulationConfig
-from urank.lab.market import MarketConfig
+from urank.lab.market import AbTestSchedule, MarketConfig
 from urank.lab.provenance import provenance
 from urank.lab.user_models import User
 from urank.learning.features import Featurizer
@@ -38,12 +39,17 @@ from urank.log.ragged import offsets_of_runs
 from urank.model_io import save_model
 from urank.progress import Report
 from urank.propensity.cpbm import CpbmConfig
-from urank.ranking.baselines import Baseline, RankSvmConfig, fit_baseline
-from urank.ranking.objectives import BaselineConfig
+from urank.ranking.baselines import fit_baseline
 from urank.ranking.policies import ScorerPolicy
-from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import (
+    Baseline,
+    BaselineConfig,
+    RankerConfig,
+    RankSvmConfig,
+    TreesConfig,
+    UrankConfig,
+)
 from urank.storage import new_file
 
 PAPER_CLICKS = ClickConfig(families=("monotone", "factorised", "vector"), within_list="off")
@@ -54,6 +60,7 @@ EXPERIMENTS = (
     "table1",
     "table2",
     "table3",
+    "live-test",
     "fig-ctr-by-position",
     "fig-result-list",
     "differences",
@@ -62,8 +69,23 @@ EXPERIMENTS = (
 )
 
 
+class AbTestConfig(AbTestSchedule):
+    """Settings of a simulated A/B test; the same settings give the same bytes."""
+
+    production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
+    clicks: ClickConfig = Field(
+        ClickConfig(families=("monotone",), backbone="deepfm", within_list="off"),
+        description="the click model of U-rank",
+    )
+    scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
+
+    def seeded(self) -> AbTestConfig:
+        """Add the seed to all other seeds, and set it to 0."""
+        return add_seed(self, self.seed, ("market", "production", "clicks", "scorer")).model_copy(update={"seed": 0})
+
+
 class StoreConfig(Settings):
-    """Settings of the app store experiment (Table 3)."""
+    """Settings of the app store experiments (Table 3, and the live test)."""
 
     market: MarketConfig = Field(MarketConfig(), description="users, apps and days, as in `urank appstore`")
     test_visits: int = Field(
@@ -81,10 +103,11 @@ class StoreConfig(Settings):
     )
     svm: RankSvmConfig = RankSvmConfig()
     baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
+    live: AbTestConfig = Field(AbTestConfig(), description="the live test, as in `urank abtest simulate`")
 
     def seeded(self, seed: int) -> StoreConfig:
         """Add `seed` to every seed."""
-        return add_seed(self, seed, ("market", "production", "clicks", "scorer", "svm"))
+        return add_seed(self, seed, ("market", "production", "clicks", "scorer", "svm", "live"))
 
 
 class SimulationOverrides(Settings):
@@ -105,7 +128,7 @@ class ExperimentConfig(Settings):
     )
     dataset: str = Field("", description="the paper's name of the data, if used: yahoo, mslr-web10k or istella-s")
     simulation: SimulationConfig = Field(
-        SimulationConfig(truth="all"), description="documents, loggers and users, as in `urank simulate`"
+        SimulationConfig(truth_split="all"), description="documents, loggers and users, as in `urank simulate`"
     )
     swap_sessions: int = Field(
         2, ge=1, description="sessions per query in the online experiment with random swaps (Randomization)"
@@ -119,7 +142,7 @@ class ExperimentConfig(Settings):
     svm: RankSvmConfig = RankSvmConfig()
     baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
     cpbm: CpbmConfig = CpbmConfig()
-    store: StoreConfig = Field(StoreConfig(), description="the app store of Section 6.1 (Table 3 only)")
+    store: StoreConfig = Field(StoreConfig(), description="the app store of Section 6 (Table 3 and live-test)")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -229,17 +252,20 @@ def method_steps(methods: Mapping[str, ComparedMethod[T, R]], data: str) -> dict
         started = time.perf_counter()
         trained = methods[key].train(trial, report)
         seconds = time.perf_counter() - started
-        with new_file(trial.folder / "results" / f"{key}.parquet") as working:
-            made = provenance("")
-            facts = {"seconds": seconds, "commit": made["commit"], "date": made["date"]}
-            trial.judge(trained).with_columns(**{name: pl.lit(fact) for name, fact in facts.items()}).write_parquet(
-                working
-            )
+        keep_results(trial.folder, key, trial.judge(trained), seconds)
 
     return {
         key: ExperimentStep(partial(train_and_judge, key), f"results/{key}.parquet", (data, *method.needs), method.cost)
         for key, method in methods.items()
     }
+
+
+def keep_results(folder: Path, key: str, results: pl.DataFrame, seconds: float) -> None:
+    """Write the results of a method of a trial, with its training time and their commit and date."""
+    made = provenance("")
+    facts = {"seconds": seconds, "commit": made["commit"], "date": made["date"]}
+    with new_file(folder / "results" / f"{key}.parquet") as working:
+        results.with_columns(**{name: pl.lit(fact) for name, fact in facts.items()}).write_parquet(working)
 
 
 def keep_click_model(dataset: Dataset, config: ClickConfig, path: Path, report: Report) -> None:

@@ -81,6 +81,23 @@ class StoreRow(MethodRow):
 
 
 @dataclass(frozen=True)
+class LiveRow:
+    """One metric in one period of the live test of Section 6.2, averaged over seeds.
+
+    The lift of U-rank over DeepFM with the ends of its 95 % interval, the largest lift of a single day in size (of any
+    seed), and the true lift.
+    """
+
+    period: str
+    metric: str
+    lift: float
+    low: float
+    high: float
+    largest_day: float
+    true_lift: float
+
+
+@dataclass(frozen=True)
 class ArchitectureRow:
     """A row of Table 2: AUC of a click-model architecture by split, and #Click and CTR of U-rank on it.
 
@@ -174,6 +191,8 @@ class Reproduction:
     store: Sequence[StoreRow] = ()  # Table 3
     store_claims: Sequence[Claim] = ()  # of Section 6.1
     visits: int = 0
+    live: Sequence[LiveRow] = ()  # the live test
+    live_claims: Sequence[Claim] = ()  # of Section 6.2
     settings: str = ""  # as TOML
     provenance: Mapping[str, str] = field(default_factory=dict)  # commit, command and date
     versions: Mapping[str, str] = field(default_factory=dict)  # by library
@@ -185,6 +204,11 @@ class Reproduction:
         del found["settings"]
         return found
 
+
+PUBLISHED_LIFTS = {"CTR": 0.192, "CVR": 0.208}
+"""The mean lifts of the paper's live test (Section 6.2)."""
+PUBLISHED_FLUCTUATION = 0.08
+"""What the paper's A/A tests stayed within, day by day."""
 
 DATASETS = ("yahoo", "mslr-web10k", "istella-s")
 

@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from urank.clicks.fitting import ClickConfig, predictions
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import predictions
 from urank.evaluation.click_quality import auc_metric
 from urank.evaluation.ranking_metrics import average_precision_metric, clicks_metric, ctr_metric, ndcg_metric
 from urank.lab import experiment
@@ -33,11 +34,11 @@ from urank.propensity.cpbm import fit_cpbm
 from urank.propensity.examination import Known, Propensity
 from urank.propensity.methods import load_propensity, save_propensity
 from urank.propensity.randomised import fit_randomised
-from urank.ranking.baselines import Baseline
 from urank.ranking.matching import Method as RankingMethod
 from urank.ranking.policies import ModelPolicy, Policy, TableMatch
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.ranking_settings import Baseline, RankerConfig
+from urank.ranking.urank_network import fit_urank
 from urank.ranking.urank_trees import fit_trees
 from urank.storage import new_file, new_folder
 
@@ -95,7 +96,12 @@ class LetorTrial(Trial[Policy]):
     def make_data(self, report: Report) -> None:
         """Simulate, write and prepare both logs."""
         simulation = self._simulation()
-        swaps = {"randomise": "swap", "randomise_share": 1.0, "sessions": self.config.swap_sessions, "truth": "test"}
+        swaps = {
+            "randomise": "swap",
+            "randomise_share": 1.0,
+            "sessions": self.config.swap_sessions,
+            "truth_split": "test",
+        }
         valid, test = simulation.valid, simulation.test
         with new_folder(self.folder / "data", marker="simulation") as folder:
             for config, source, target in (
@@ -265,6 +271,7 @@ METHODS: dict[str, LetorMethod] = {
     "pal": _first_column("PAL", "clicks-pal"),
     "deepfm": _first_column("DeepFM", "clicks-deepfm"),
     "pnn": _first_column("PNN", "clicks-pnn"),
+    "pin": _first_column("PIN", "clicks-pin"),
     "ctr1-a1": _first_column("CTR-1 on A1", "clicks-vector"),
     "ctr1": _first_column("CTR-1", "clicks"),
     "urank-paper": _ours("U-rank as printed", "clicks-vector", lambda config: config.faithful),
@@ -327,6 +334,7 @@ STEPS: dict[str, LetorStep] = {
     "clicks-position": _clicks("clicks-position", 6.0, families=("position",)),
     "clicks-deepfm": _clicks("clicks-deepfm", 8.0, families=("deepfm",)),
     "clicks-pnn": _clicks("clicks-pnn", 8.0, families=("position",), backbone="pnn"),
+    "clicks-pin": _clicks("clicks-pin", 16.0, families=("position",), backbone="pin"),
     "clicks-pal": _clicks("clicks-pal", 4.0, families=("pal",)),
     "auc-vector": _auc("vector"),
     "auc-position": _auc("position"),

@@ -159,10 +159,10 @@ class SimulationConfig(Settings):
         10,
         ge=1,
         le=100_000,
-        description="documents per query, sampled at random if there are more; "
+        description="candidates per list: documents of the query, sampled at random if there are more; "
         "generated queries have from 0.8 to 2 times as many",
     )
-    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: maximum number of documents in a list")
+    positions: int = Field(10, ge=1, le=MAX_POSITION, description="number of positions shown")
     sessions: int = Field(10, ge=1, le=10_000_000, description="sessions per query")
     loggers: int = Field(2, ge=1, le=1000, description="number of weak rankers that produced the log")
     traffic: tuple[float, ...] | None = Field(None, description="share of sessions of each logger; equal by default")
@@ -195,10 +195,10 @@ class SimulationConfig(Settings):
     values: tuple[float, float] | None = Field(
         None, description="lowest and highest value of a click, uniform over documents; every click is 1 by default"
     )
-    truth: Literal["test", "all"] = Field("test", description="the queries whose true click table is stored")
-    valid: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` uses for validation")
-    test: float = Field(0.1, ge=0, le=1, description="share of the queries that `prepare` uses for test")
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    truth_split: Literal["test", "all"] = Field("test", description="the queries whose true click table is stored")
+    valid: float = Field(0.1, ge=0, le=1, description="share of the queries for validation")
+    test: float = Field(0.1, ge=0, le=1, description="share of the queries for the test")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -375,7 +375,7 @@ def _items(config: SimulationConfig, data: Letor, keep: NDArray[np.bool_], rng: 
 def _candidates(config: SimulationConfig, items: pl.DataFrame, name: str, truth: NDArray[np.float64]) -> pl.DataFrame:
     known = pl.Series(name, truth.astype(np.float32))
     known = known.arr.to_list() if truth.ndim == 2 else known
-    if config.truth == "all":
+    if config.truth_split == "all":
         return items.with_columns(known)
     split = split_by_hash(stable_hash(items["query_id"]), valid=config.valid, test=config.test)
     return items.with_columns(known).filter(split == SPLITS.index("test"))

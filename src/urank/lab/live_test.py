@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from pydantic import Field
 from rich.text import Text
 
 from urank.abtest.analysis import Analysis, analyse
@@ -20,19 +19,17 @@ from urank.abtest.analysis import percent as short_percent
 from urank.abtest.effects import Effect
 from urank.abtest.exposures import Exposures, assign_arms, read_exposures
 from urank.abtest.metrics import Metric
-from urank.clicks.fitting import ClickConfig
 from urank.config import to_jsonable
 from urank.errors import ConfigError
 from urank.lab import appstore
-from urank.lab.appstore import FIRST_DAY, PRODUCTION, Requests, ServedVisits, learn
-from urank.lab.experiment import add_seed
+from urank.lab.appstore import FIRST_DAY, Requests, ServedVisits, learn
+from urank.lab.experiment import AbTestConfig
 from urank.lab.letor_simulation import simulation_folder
-from urank.lab.market import AbTestSchedule, build_market
+from urank.lab.market import build_market
 from urank.progress import Report, silent
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_network import RankerConfig
 from urank.report.abtest_report import LIFTS, OUTCOME_STYLES, analysis_sections, level, outcome
-from urank.report.page import Section, write_page
+from urank.report.page import Section, Summary, write_page
 from urank.report.tables import Table, bullet, number, percent, print_tables
 
 if TYPE_CHECKING:
@@ -40,21 +37,6 @@ if TYPE_CHECKING:
 
 CONTROL, TREATMENT = "DeepFM", "U-rank"
 """The arms, named after their rankers in the A/B test."""
-
-
-class AbTestConfig(AbTestSchedule):
-    """Settings of a simulated A/B test; the same settings give the same bytes."""
-
-    production: ClickConfig = Field(PRODUCTION, description="DeepFM, the production ranker")
-    clicks: ClickConfig = Field(
-        ClickConfig(families=("monotone",), backbone="deepfm", within_list="off"),
-        description="the click model of U-rank",
-    )
-    scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
-
-    def seeded(self) -> AbTestConfig:
-        """Add the seed to all other seeds, and set it to 0."""
-        return add_seed(self, self.seed, ("market", "production", "clicks", "scorer")).model_copy(update={"seed": 0})
 
 
 @dataclass(frozen=True)
@@ -89,7 +71,7 @@ class _RunningTest:
     def __init__(self, config: AbTestConfig, report: Report) -> None:
         self.config, self.report = config, report
         self.market = build_market(config.market)
-        shares = {CONTROL: config.share, TREATMENT: config.share}
+        shares = {CONTROL: config.arm_share, TREATMENT: config.arm_share}
         self.arm = assign_arms(pl.Series(self.market.user_names), shares, salt=f"appstore-{config.market.seed}")
         self.treated = (self.arm == TREATMENT).fill_null(False).to_numpy()
         self.logs: list[pl.DataFrame] = []
@@ -140,7 +122,7 @@ class _RunningTest:
         served = appstore.serve(requests, rank, policy="live")
         users = served.log["user_id"].str.slice(len("user-")).cast(pl.Int64).to_numpy()
         log = served.log.with_columns(self.arm[users].alias("arm"))
-        self.logs = [*self.logs, log][-self.config.window :]
+        self.logs = [*self.logs, log][-self.config.train_days :]
         return ServedVisits(log, served.table)
 
     def _learn(self, arm: str, day: int) -> RankingModel:
@@ -252,6 +234,31 @@ class JudgedTest:
             f"which the {100 * (1 - self.ab.alpha):g} % interval {contains}."
         )
 
+    def by_period(self) -> pl.DataFrame:
+        """Return a row for each verdict: the lift with its interval, the largest of a day in size, and the truth."""
+        analyses = {AA_BEFORE: self.aa_before, AB: self.ab, AA_AFTER: self.aa_after}
+        rows = []
+        for verdict in self.verdicts:
+            found, lift = analyses[verdict.period], verdict.effect.lift
+            assert found is not None  # noqa: S101 - it has a verdict
+            daily = [
+                day.effect.lift.value
+                for day in found.result(verdict.metric.name).daily
+                if found.start <= day.day <= found.end
+            ]
+            rows.append(
+                {
+                    "period": verdict.period,
+                    "metric": verdict.metric.name.upper(),
+                    "lift": lift.value,
+                    "low": lift.low,
+                    "high": lift.high,
+                    "largest_day": float(np.nanmax(np.abs(daily))),
+                    "true_lift": verdict.true_lift,
+                }
+            )
+        return pl.DataFrame(rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
         verdicts = [
@@ -353,7 +360,7 @@ def write_judged(judged: JudgedTest, path: str | Path) -> None:
         Section("Rankers", paragraphs=[_RANKERS], tables=[_learned_table(judged)]),
         how,
     ]
-    write_page(path, "A simulated live test", judged.sentence, sections, footer="urank abtest simulate")
+    write_page(path, "A simulated live test", Summary(judged.sentence), sections)
 
 
 def _verdict_table(judged: JudgedTest) -> Table:

@@ -41,8 +41,8 @@ class MarketConfig(Settings):
     users: int = Field(40_000, ge=2, le=100_000_000, description="number of users")
     apps: int = Field(400, ge=2, le=1_000_000, description="number of apps")
     visits: float = Field(0.2, gt=0, le=100, description="mean visits per user and day; some users come more often")
-    candidates: int = Field(20, ge=2, le=10_000, description="apps retrieved for a visit")
-    positions: int = Field(10, ge=1, le=MAX_POSITION, description="K: number of apps shown")
+    candidates: int = Field(20, ge=2, le=10_000, description="candidates per list")
+    positions: int = Field(10, ge=1, le=MAX_POSITION, description="number of positions shown")
     tastes: int = Field(4, ge=1, le=100, description="dimensions of a user's taste")
     appeal: float = Field(-3.0, ge=-20, le=20, description="log odds of a download of the average app, once examined")
     attention: float = Field(1.9, ge=0, le=10, description="exponent of 1/k^attention for the average category")
@@ -50,13 +50,13 @@ class MarketConfig(Settings):
     thumbnails: float = Field(0.3, ge=0, le=10, description="how much the best thumbnail flattens the attention curve")
     drift: float = Field(0.1, ge=0, le=10, description="deviation of the daily change of an app's popularity")
     bids: tuple[float, float] = Field((0.5, 5.0), description="lowest and highest bid for a download")
-    days: int = Field(8, ge=2, le=10_000, description="days of the production ranker's log")
+    log_days: int = Field(8, ge=2, le=10_000, description="days of the production ranker's log")
     warmup_days: int = Field(
         3, ge=1, le=1000, description="earlier days whose log the production ranker was trained on"
     )
     random_days: int = Field(120, ge=1, le=10_000, description="days of random traffic before that")
     random_visits: int = Field(3000, ge=1, le=100_000_000, description="visits with a random order per day")
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -82,19 +82,19 @@ class AbTestSchedule(Settings):
     market: MarketConfig = Field(
         MarketConfig(users=60_000, visits=0.4, warmup_days=1), description="users and apps, as in `urank appstore`"
     )
-    share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
+    arm_share: float = Field(0.15, gt=0, le=0.5, description="share of the users in each of the two arms")
     before: int = Field(7, ge=1, le=365, description="days of the first A/A test")
     during: int = Field(10, ge=1, le=365, description="days of the A/B test")
     after: int = Field(7, ge=0, le=365, description="days of the second A/A test")
     retrain: int = Field(5, ge=1, le=365, description="days between trainings of the arms' rankers")
-    window: int = Field(7, ge=1, le=365, description="days of an arm's log on which its ranker is trained")
-    method: Literal["score", "match"] = Field("score", description="U-rank's order: by score, or by the matching")
-    seed: int = Field(0, ge=0, description="added to all other seeds")
+    train_days: int = Field(7, ge=1, le=365, description="days of an arm's log on which its ranker is trained")
+    method: Literal["score", "match"] = Field("score", description="how lists are ranked: by score or match")
+    seed: int = Field(0, ge=0, description="seed of all random numbers; added to those of the rankers")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.days > self.market.days + MORE_DAYS:
-            raise ValueError(f"before, during and after must be {self.market.days + MORE_DAYS} days in all at most")
+        if self.days > self.market.log_days + MORE_DAYS:
+            raise ValueError(f"before, during and after must be {self.market.log_days + MORE_DAYS} days in all at most")
         return self
 
     @property
@@ -125,7 +125,7 @@ class Market:
         """`[days, apps]` from the day before random traffic: an autoregressive process around each app's level."""
         config = self.config
         rng = _rng(config, "popularity")
-        days = 1 + config.random_days + config.warmup_days + config.days + MORE_DAYS
+        days = 1 + config.random_days + config.warmup_days + config.log_days + MORE_DAYS
         level = rng.standard_normal(config.apps)
         steps = config.drift * rng.standard_normal((days, config.apps))
         return np.asarray(level + np.array(list(accumulate(steps, lambda now, step: 0.95 * now + step))))

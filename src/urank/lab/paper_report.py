@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from math import ceil, isfinite, isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 from rich.console import Console
 from rich.text import Text
 
@@ -28,6 +23,7 @@ from urank.lab.experiment_results import (
     Claim,
     Difference,
     ListExample,
+    LiveRow,
     MethodRow,
     PositionCurve,
     Reproduction,
@@ -35,14 +31,22 @@ from urank.lab.experiment_results import (
     StoreRow,
 )
 from urank.report import style
-from urank.report.page import Chart, Section, write_page
-from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, print_tables
+from urank.report.page import Chart, Section, Summary, write_page
+from urank.report.tables import UNKNOWN, Table, Units, bullet, counted, number, p_text, percent, print_tables
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 ORACLES = (
     "Rows in italics are oracles, which use information that no log contains, and are not compared. The best figure of "
     "the other rows is in bold."
 )
 ORANGE = "#e8590c"
+_LIGHT, _DARK = "#fefefe", "#111111"
+"""Text on the cells of a heat map, which are the same on a light and on a dark page."""
 KIND_COLOURS = {"baseline": style.GREY, "oracle": style.GRID, "ours": style.BLUE}
 _DECIMALS = {"CTR": 4}
 _HATCHES = {"oracle": "///"}
@@ -186,14 +190,24 @@ def print_signs(rows: Sequence[MethodRow], console: Console, *others: str) -> No
 def bar_chart(
     rows: Sequence[MethodRow], metric: str, unit: str, caption: str, truth: Mapping[str, float] | None = None
 ) -> Chart:
+    """Return the chart of `bar_plot`; `caption` has the fields `{bars}` and `{line}`."""
+    whiskers = any(isfinite(row.deviation.get(metric, nan)) for row in rows)
+    bars = "whiskers are one standard deviation over seeds" if whiskers else "one seed, hence no whiskers"
+    line = " The dotted line is the best baseline." if best_baseline(rows, metric) else ""
+    return Chart(partial(bar_plot, rows, metric, unit, truth or {}), caption.format(bars=bars, line=line))
+
+
+def bar_plot(rows: Sequence[MethodRow], metric: str, unit: str, truth: Mapping[str, float]) -> Figure:
     """Draw a bar for each row, the first at the top, with its deviation and a line at the best baseline.
 
-    `caption` has the fields `{bars}` and `{line}`; `truth`, by the key of a row, is drawn as diamonds.
+    `truth`, by the key of a row, is drawn as diamonds.
     """
-    truth = truth or {}
     figure, axes = style.new_axes(unit, "", height=0.9 + 0.32 * len(rows))
     axes.grid(visible=False)
     ends = [_bar(axes, place, row, metric, truth.get(row.key, nan)) for place, row in enumerate(rows)]
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     handles: list[Artist] = [
         Patch(facecolor=colour, edgecolor="white", linewidth=0, hatch=_HATCHES.get(kind), label=kind)
         for kind, colour in KIND_COLOURS.items()
@@ -207,11 +221,8 @@ def bar_chart(
     axes.set_yticks(range(len(rows)), [style.wrapped_label(row.name, _NAME_WIDTH) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.14 * max(filter(isfinite, ends), default=1.0) or 1.0)
-    axes.legend(handles=handles, ncols=len(handles), **_ABOVE, **_LEGEND)
-    whiskers = any(isfinite(row.deviation.get(metric, nan)) for row in rows)
-    bars = "whiskers are one standard deviation over seeds" if whiskers else "one seed, hence no whiskers"
-    line = " The dotted line is the best baseline." if baseline else ""
-    return Chart(figure, caption.format(bars=bars, line=line))
+    axes.legend(handles=handles, ncols=style.legend_columns(len(handles)), **_ABOVE, **_LEGEND)
+    return figure
 
 
 def _bar(axes: Axes, place: int, row: MethodRow, metric: str, truth: float) -> float:
@@ -300,7 +311,7 @@ def store_sections(found: Reproduction) -> Iterator[Section]:
     if any(isfinite(row.mean.get(DOWNLOADS, nan)) for row in rows):
         true = {row.key: row.true.get(DOWNLOADS, nan) for row in rows}
         bars = bar_chart(rows, DOWNLOADS, "downloads a visit, debiased", _BARS, true)
-        charts = [bars, Chart(_agreement_plot(rows), _POINTS)]
+        charts = [bars, Chart(partial(_agreement_plot, rows), _POINTS)]
         yield Section("The debiased estimate and the truth", charts=charts)
 
 
@@ -343,7 +354,7 @@ def _cutoffs(scenario: str) -> dict[str, str]:
 
 def _agreement_plot(rows: Sequence[StoreRow]) -> Figure:
     """Plot the debiased estimate over the truth, a panel for each scenario and a point for each method."""
-    figure = style.new_figure(7.2, 4.4, layout="constrained")
+    figure = style.new_figure(4.4)
     panels = figure.subplots(1, len(SCENARIOS), squeeze=False)[0]
     for (metric, title), axes in zip(SCENARIOS.items(), panels, strict=True):
         axes.set_title(title, fontsize="medium", loc="left")
@@ -361,7 +372,9 @@ def _agreement_plot(rows: Sequence[StoreRow]) -> Figure:
             margin = 0.06 * (high - low) or 0.5
             axes.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
             axes.axline((low, low), slope=1, color=style.INK, linestyle=":", linewidth=1)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, **_LEGEND)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=style.legend_columns(3), **_LEGEND
+    )
     return figure
 
 
@@ -413,6 +426,16 @@ _GAINS = (
     "baseline, p < 0.05, as in Table 1. Rows in italics are oracles. Users whose clicks depend on the item above have "
     "no click table, hence no oracles."
 )
+_LIVE = (
+    "Each seed is a live test in a simulated app store, as `urank abtest simulate` runs it: in the A/A tests both arms "
+    "are served by the same DeepFM, in the A/B test the treatment by U-rank. Figures are averaged over seeds; the "
+    "largest day is that of any seed."
+)
+_LIVE_NOTE = (
+    "CTR is downloads per impression, CVR downloads per user. The paper's figures are of another store with more "
+    "users. What compares is the course: no difference, a step, no difference. How far days fluctuate in an A/A test "
+    "depends on the number of users."
+)
 _DIFFERENCES = "One change at a time; p is of the paired t-test on queries, each averaged over its seeds."
 
 
@@ -436,6 +459,9 @@ def print_reproduction(found: Reproduction, console: Console) -> None:
         print_tables(console, (_compact_scenario_table(found.store, scenario) for scenario in SCENARIOS))
         print_signs(found.store, console, "true: the expected value of the order")
     print_claims(found.store_claims, console)
+    if found.live:
+        print_tables(console, [_live_table(found.live)])
+    print_claims(found.live_claims, console)
     standings = (standing(found.rows, CLICKS), standing(found.store, DOWNLOADS))
     worst = min((each for each in standings if each is not None), default=None)
     console.print(Text(_summary(found), style="bold" if worst is None else _STYLES[worst]))
@@ -444,7 +470,7 @@ def print_reproduction(found: Reproduction, console: Console) -> None:
 def write_reproduction(found: Reproduction, path: str | Path) -> None:
     """Write the page with the plots."""
     sections = list(reproduction_sections(found))
-    write_page(path, "The paper's experiments", f"{_summary(found)}.", sections, footer="urank reproduce")
+    write_page(path, "The paper's experiments", Summary(f"{_summary(found)}."), sections)
 
 
 def _summary(found: Reproduction) -> str:
@@ -480,6 +506,7 @@ def _claims_that_hold(found: Reproduction) -> Iterator[str]:
         "Table 2": found.architecture_claims,
         "Figure 4": found.curve_claims,
         "Section 6.1": found.store_claims,
+        "Section 6.2": found.live_claims,
     }
     decided = [(source, [claim.holds for claim in claims]) for source, claims in groups.items() if claims]
     if not decided:
@@ -514,12 +541,12 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
     if found.curves or found.curve_claims:
         spread = any(np.isfinite(curve.deviation).any() for curve in found.curves)
         bands = ", with a band of one standard deviation over seeds to either side" if spread else ""
-        charts = [Chart(positions_plot(found.curves), _CURVES.format(bands=bands))] if found.curves else []
+        charts = [Chart(partial(positions_plot, found.curves), _CURVES.format(bands=bands))] if found.curves else []
         tables = [claim_table(found.curve_claims)] if found.curve_claims else []
         yield Section("Figure 4: clicks by position", charts=charts, tables=tables)
     if found.example is not None and found.example.positions:
         caption = _LISTS.format(mark="a bold number" if _numbered(found.example) else "a dot")
-        charts = [Chart(lists_plot(found.example), caption)]
+        charts = [Chart(partial(lists_plot, found.example), caption)]
         yield Section("Figure 3: the lists of one query", [f"Query {found.example.query}."], charts=charts)
     if found.differences:
         table = _difference_table(found.differences)
@@ -528,6 +555,9 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
         title = "Table 1 by attention" if name == "attention" else "Table 1 by users"
         yield Section(title, paragraphs=[_SWEEPS[name]], tables=[gain_table(sweep, page=True)], notes=[_GAINS])
     yield from store_sections(found)
+    if found.live:
+        tables = [_live_table(found.live), claim_table(found.live_claims)]
+        yield Section("The claims of Section 6.2: a live test", paragraphs=[_LIVE], tables=tables, notes=[_LIVE_NOTE])
     if found.settings or found.versions or found.seconds:
         took = f"{counted(found.seeds, 'seed', 'seeds')}. Total training time: {number(found.seconds, 0)} seconds."
         made = [f"Made by {' · '.join(found.provenance.values())}."] if found.provenance else []
@@ -542,9 +572,22 @@ def reproduction_sections(found: Reproduction) -> Iterator[Section]:
 
 
 def _size(found: Reproduction) -> str:
-    judged = [counted(found.queries, "test query", "test queries")] if found.queries or not found.visits else []
+    judged = [counted(found.queries, "test query", "test queries")] if found.queries else []
     judged += [counted(found.visits, "test visit", "test visits")] if found.visits else []
-    return f"{counted(found.seeds, 'seed', 'seeds')}, {' and '.join(judged)} in all"
+    return ", ".join([counted(found.seeds, "seed", "seeds"), *([f"{' and '.join(judged)} in all"] if judged else [])])
+
+
+def _live_table(rows: Sequence[LiveRow]) -> Table:
+    return Table.of_columns(
+        {
+            "test": [row.period for row in rows],
+            "metric": [row.metric for row in rows],
+            "lift": [percent(row.lift, sign=True) for row in rows],
+            "95 % interval": [f"{percent(row.low, sign=True)} to {percent(row.high, sign=True)}" for row in rows],
+            "largest day": [percent(row.largest_day) for row in rows],
+            "true lift": [percent(row.true_lift, sign=True) for row in rows],
+        }
+    )
 
 
 def _setting(found: Reproduction) -> list[str]:
@@ -634,7 +677,8 @@ _MOST_LABELLED = 40
 
 def positions_plot(curves: Sequence[PositionCurve]) -> Figure:
     """Draw Figure 4: the mean true click probability at each position, a line for each method, with its deviation."""
-    figure, axes = style.new_axes("position", "mean true click probability", height=3.6, integer_x=True)
+    last = max(len(curve.mean) for curve in curves)
+    figure, axes = style.position_axes("mean true click probability", last, height=3.6)
     for place, curve in enumerate(curves):
         colour, marker = style.COLOURS[place % len(style.COLOURS)], style.MARKERS[place % len(style.MARKERS)]
         position = np.arange(1, len(curve.mean) + 1)
@@ -645,7 +689,7 @@ def positions_plot(curves: Sequence[PositionCurve]) -> Figure:
             axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
     title: dict[str, Any] = {"title": "sum over positions", "title_fontsize": "small", "alignment": "left"}
-    axes.legend(ncols=2, **title, **_ABOVE, **_LEGEND)
+    axes.legend(ncols=style.legend_columns(2), **title, **_ABOVE, **_LEGEND)
     return figure
 
 
@@ -654,7 +698,7 @@ def lists_plot(example: ListExample) -> Figure:
     items = len(example.items)
     height = min(6.0, max(1.2, (0.26 if _numbered(example) else 0.17) * items))
     methods = list(example.positions)
-    figure = style.new_figure(6.4, 0.9 + (height + 0.75) * len(methods), layout="constrained")
+    figure = style.new_figure(0.9 + (height + 0.75) * len(methods))
     panels = figure.subplots(len(methods), squeeze=False)[:, 0]
     for method, axes in zip(methods, panels, strict=True):
         image = _list_panel(axes, example, method)
@@ -671,6 +715,8 @@ def _numbered(example: ListExample) -> bool:
 
 def _list_panel(axes: Axes, example: ListExample, method: str) -> AxesImage:
     """Draw the table as a heat map; the method's cells are outlined, with bold numbers or dots."""
+    from matplotlib.patches import Rectangle
+
     items, K = example.table.shape
     highest = float(np.nanmax(example.table, initial=0.0)) or 1.0
     edges = (0.5, K + 0.5, items - 0.5, -0.5)
@@ -681,7 +727,7 @@ def _list_panel(axes: Axes, example: ListExample, method: str) -> AxesImage:
         chosen = int(example.positions[method][item]) == k + 1
         if numbered:
             value = float(example.table[item, k])
-            colour, weight = "white" if value > 0.65 * highest else style.INK, "bold" if chosen else "normal"
+            colour, weight = _LIGHT if value > 0.65 * highest else _DARK, "bold" if chosen else "normal"
             look = {"ha": "center", "va": "center", "color": colour, "weight": weight, "fontsize": 8}
             axes.text(k + 1, item, number(value, 2), **look)
         if chosen:

@@ -15,7 +15,7 @@ import tomli_w
 from urank.config import read_toml, validate
 from urank.errors import ConfigError, UrankError
 from urank.lab import claims
-from urank.lab.appstore_experiment import STORE_METHODS
+from urank.lab.appstore_experiment import LIVE, STORE_METHODS
 from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
 from urank.lab.experiment_results import (
     METRICS,
@@ -35,6 +35,8 @@ from urank.storage import new_file
 
 _LIBRARIES = ("urank", "numpy", "polars", "torch", "lightgbm", "scikit-learn", "scipy")
 SETTINGS = "settings.toml"
+_METHODS_OF_STORE: dict[str, Collection[str]] = {"table3": STORE_METHODS, "live-test": (LIVE,)}
+"""The experiments in the app store, and their methods."""
 
 
 def experiment_names(what: str) -> list[str]:
@@ -141,14 +143,14 @@ def _possible(methods: Sequence[str], simulation: SimulationConfig) -> list[str]
 def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
     for experiment, config in configs.items():
         own = read_experiment(experiment).methods
-        possible = STORE_METHODS if experiment == "table3" else METHODS
+        possible: Collection[str] = _METHODS_OF_STORE.get(experiment, METHODS)
         unknown = next((name for name in config.methods if name not in possible and name not in own), None)
         if unknown is not None:
             raise ConfigError(f"methods of {experiment} must be some of {', '.join(possible)}; got '{unknown}'")
         if not any(name in possible for name in config.methods):
             raise ConfigError(f"methods of {experiment} must name at least one of {', '.join(possible)}")
         user = config.simulation.user
-        if user in WITHOUT_TABLE and experiment != "table3" and not config.settings:
+        if user in WITHOUT_TABLE and experiment not in _METHODS_OF_STORE and not config.settings:
             oracles = [name for name in config.methods if name not in _possible(config.methods, config.simulation)]
             if oracles or experiment.startswith("fig-"):
                 asked = f"methods {', '.join(oracles)}" if oracles else experiment
@@ -156,8 +158,8 @@ def _check_methods(configs: dict[str, ExperimentConfig]) -> None:
                     f"simulation.user must have a click table for {experiment}: the clicks of the users '{user}' "
                     f"depend on the items above; got {asked}"
                 )
-        if experiment == "table2" and config.methods != own:
-            raise ConfigError(f"methods of table2 must be {', '.join(own)}; got {', '.join(config.methods)}")
+        if experiment in ("table2", "live-test") and config.methods != own:
+            raise ConfigError(f"methods of {experiment} must be {', '.join(own)}; got {', '.join(config.methods)}")
 
 
 def _claim_folder(folder: Path, config: ExperimentConfig) -> None:
@@ -178,7 +180,8 @@ def _claim_folder(folder: Path, config: ExperimentConfig) -> None:
 
 
 def _has_results(folder: Path) -> bool:
-    return any(folder.glob("seed-*/candidates.parquet")) or any(folder.glob("seed-*/store/test.parquet"))
+    outputs = ("candidates.parquet", "store/test.parquet", f"store/results/{LIVE}.parquet")
+    return any(path for output in outputs for path in folder.glob(f"seed-*/{output}"))
 
 
 def _to_toml(config: ExperimentConfig) -> str:
@@ -190,7 +193,9 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int, co
     config = next(iter(configs.values()))
     found: dict[str, Any] = {"seconds": 0.0}
     made: list[tuple[Path, pl.DataFrame]] = []
-    if of_letor := {name: each for name, each in configs.items() if name != "table3" and not each.settings}:
+    if of_letor := {
+        name: each for name, each in configs.items() if name not in _METHODS_OF_STORE and not each.settings
+    }:
         results, parts = _assemble_letor(folder, folders, of_letor)
         found |= parts
         made.append((folder, results))
@@ -202,6 +207,14 @@ def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int, co
     if "table3" in configs:
         results, parts = _assemble_store(folder, [each / "store" for each in folders], configs["table3"])
         found |= parts
+        made.append((folder / "store", results))
+    if "live-test" in configs:
+        results = claims.read_results([each / "store" for each in folders], [LIVE])
+        found["live"] = claims.live_rows(results)
+        found["live_claims"] = claims.claims_over_seeds(
+            lambda some: claims.live_claims(claims.live_rows(some)), results
+        )
+        _write(folder / "live-test.parquet", results)
         made.append((folder / "store", results))
     found["seconds"] = _seconds(made)
     return Reproduction(
@@ -340,7 +353,7 @@ def setting_name(simulation: SimulationConfig) -> str:
 
 
 def _describe_data(config: ExperimentConfig, what: Collection[str]) -> Iterator[str]:
-    if set(what) - {"table3"}:
+    if set(what) - set(_METHODS_OF_STORE):
         simulation = config.simulation
         users = setting_name(simulation)
         if simulation.data is None:
@@ -351,3 +364,6 @@ def _describe_data(config: ExperimentConfig, what: Collection[str]) -> Iterator[
     if "table3" in what:
         market = config.store.market
         yield f"a simulated app store with {market.users:,} users and {market.apps:,} apps"
+    if "live-test" in what:
+        live = config.store.live
+        yield f"a live test of {live.days} days in one with {live.market.users:,} users"
