@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 import signal
 import sys
 from importlib import import_module
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from urank.cli.help import CompactCommand
 from urank.errors import UrankError
 
 COMMANDS = {
@@ -30,15 +32,16 @@ COMMANDS = {
     "serve": ("urank.cli.serve", "Serve a model over HTTP."),
     "feedback": ("urank.cli.serve", "Turn what a server logged into a click log."),
     "export": ("urank.cli.model", "Write a model for a search engine or another runtime."),
-    "propensity": ("urank.cli.log", "Estimate examination by position."),
+    "examination": ("urank.cli.log", "Estimate examination by position."),
     "abtest": ("urank.cli.abtest", "Plan, analyse and simulate A/B tests."),
     "simulate": ("urank.cli.lab", "Simulate a click log with a known truth."),
     "appstore": ("urank.cli.lab", "Simulate the log of an app store."),
     "reproduce": ("urank.cli.lab", "Reproduce the tables and figures of the paper."),
+    "help": ("urank.cli.help", "Explain a topic: columns, click models, rankers, methods, estimators."),
 }
 """Name -> module and summary; a module is loaded when its command is used, so that `--help` is fast."""
 
-_STYLE: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False, "add_completion": False}
+_STYLE: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 
 class LazyGroup(TyperGroup):
@@ -61,8 +64,8 @@ def load_command(name: str) -> Any:
     module = import_module(COMMANDS[name][0])
     group = getattr(module, f"{name}_app", None)
     if group is None:
-        group = typer.Typer(**_STYLE)
-        group.command(name)(getattr(module, f"{name}_command"))
+        group = typer.Typer(add_completion=False, **_STYLE)
+        group.command(name, cls=CompactCommand)(getattr(module, f"{name}_command"))
     return typer.main.get_command(group)
 
 
@@ -100,8 +103,22 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     return "".join(_ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
+_RESUMABLE = ("run", "train", "reproduce")
+
+
 def _terminate(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # unwinds, so that half-written output is removed, as after Ctrl-C
+    raise SystemExit(128 + number)  # unwinds, so that half-written output is removed
+
+
+def _interrupted(arguments: list[str]) -> str:
+    """Return what an interrupted command leaves behind, and how it resumes.
+
+    >>> _interrupted(["train", "log.csv", "-o", "my model"])
+    "Interrupted; to resume, give the same command again: urank train log.csv -o 'my model'"
+    """
+    if arguments and arguments[0] in _RESUMABLE:
+        return f"Interrupted; to resume, give the same command again: {shlex.join(['urank', *arguments])}"
+    return "Interrupted; nothing half-written is left behind"
 
 
 def main() -> None:
@@ -110,11 +127,20 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if "utf" not in (stream.encoding or "").lower() and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="urank")
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _terminate)
     try:
-        app()
+        app(prog_name="urank")
     except UrankError as error:
         _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "urank":
+            raise
+        _refuse(f"this command needs {error.name}, which is not installed; run pip install urank")
+    except SystemExit as ended:
+        if ended.code == 128 + signal.SIGINT:
+            _print(_interrupted(sys.argv[1:]))
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -123,5 +149,9 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print("Error:", sentence, markup=False)
+    _print(f"Error: {sentence}")
     sys.exit(2)
+
+
+def _print(sentence: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)

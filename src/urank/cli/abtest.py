@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from urank.abtest.exposures import EXPOSURE_ROLES
+from urank.cli.help import CompactCommand
 from urank.cli.lab import abtest_simulate_command
-from urank.cli.options import PLOTS, Html, PrintOptions, column_option, command, role_columns
+from urank.cli.options import PLOTS, Column, Html, PrintOptions, SeedOption, command, role_columns
 from urank.errors import ConfigError, UrankError
 from urank.progress import Report
 
@@ -25,16 +24,16 @@ abtest_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )
 
-_COLUMN = "user_id=visitor"
 _CONTROLS = ("control", "A")
 _FACTORS = (0.5, 1, 2)
 _POINTS = 16
 _LEAST_DAYS, _MOST_DAYS = 14, 365
 
-Column = Annotated[list[str] | None, column_option(EXPOSURE_ROLES, _COLUMN)]
+Alpha = Annotated[float, typer.Option(help="Significance level; intervals have the level 1 - alpha.")]
+_EXPECTED_LIFT = "The lift the test was planned for, where always-valid intervals are tightest."
 
 
-@abtest_app.command("plan")
+@abtest_app.command("plan", cls=CompactCommand)
 @command()
 def plan_command(
     log: Annotated[
@@ -48,7 +47,7 @@ def plan_command(
     ] = None,
     lift: Annotated[float | None, typer.Option(help="The lift that is to be found, as 0.02 for 2 %.")] = None,
     days: Annotated[int | None, typer.Option(help="Instead: how long the test may take.")] = None,
-    users: Annotated[int | None, typer.Option(help="Instead: how many users each arm may have.")] = None,
+    users_per_arm: Annotated[int | None, typer.Option(help="Instead: how many users each arm may have.")] = None,
     metric: Annotated[
         str,
         typer.Option(
@@ -56,10 +55,10 @@ def plan_command(
         ),
     ] = "ctr",
     power: Annotated[float, typer.Option(help="The chance to find the lift.")] = 0.8,
-    alpha: Annotated[float, typer.Option(help="The chance to find one where there is none.")] = 0.05,
+    alpha: Alpha = 0.05,
     share: Annotated[float, typer.Option(help="Share of all users that is in the test, both arms together.")] = 1.0,
     expected_lift: Annotated[
-        float | None, typer.Option(help="What always-valid intervals are made for.", show_default="the lift, else 0.05")
+        float | None, typer.Option(help=_EXPECTED_LIFT, show_default="the lift, else 0.05")
     ] = None,
     mean: Annotated[float | None, typer.Option(help="Without a log: the mean of the metric per user.")] = None,
     deviation: Annotated[
@@ -69,14 +68,14 @@ def plan_command(
         float | None, typer.Option(help="Without a log: users that come for the first time on a day, to tell the days.")
     ] = None,
     column: Column = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with a plot.")] = None,
+    html: Html = None,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Compute how many users and days a test needs to find a lift, or which lift it finds with a given number.
 
-    Give one of `--lift`, `--days` and `--users`; half and twice of it are planned too, each for a test with a single
-    look at its end, and for one with daily looks that stops when the lift is found. A log shows how much users differ
-    and how fast new ones arrive.
+    Give one of `--lift`, `--days` and `--users-per-arm`; half and twice of it are planned too, each for a test with a
+    single look at its end, and for one with daily looks that stops when the lift is found. A log shows how much users
+    differ and how fast new ones arrive.
 
     Examples: `urank abtest plan log.parquet --lift 0.02 --share 0.3`, `urank abtest plan log.parquet --days 14`,
     `urank abtest plan --lift 0.05 --mean 0.4 --deviation 1.1 --users-per-day 5000`
@@ -85,9 +84,9 @@ def plan_command(
     from urank.abtest.planning import plan
     from urank.report.abtest_report import print_plans, write_plans
 
-    columns = role_columns(column, _COLUMN)
+    columns = role_columns(column)
     _check(log, days, mean, deviation, users_per_day)
-    wanted: dict[str, Any] = {"lift": lift, "days": days, "users": users}
+    wanted: dict[str, Any] = {"lift": lift, "days": days, "users": users_per_arm}
     with printing.progress() as report:
         exposures = None if log is None else read_exposures(log, columns=columns, arms=False, report=report)
         variance = None if deviation is None else deviation**2
@@ -167,7 +166,7 @@ def _curve(make: Callable[..., Plan], meant: Plan, *, dated: bool, report: Repor
     return found or [meant]
 
 
-@abtest_app.command("analyse")
+@abtest_app.command("analyse", cls=CompactCommand)
 @command()
 def analyse_command(
     log: Annotated[
@@ -202,14 +201,12 @@ def analyse_command(
             metavar="delta|bootstrap", help="How the interval of the lift is made; all others are by the delta method."
         ),
     ] = "delta",
-    alpha: Annotated[float, typer.Option(help="One less the level of all intervals.")] = 0.05,
-    expected_lift: Annotated[
-        float, typer.Option(help="The lift the test was planned for, where always-valid intervals are tightest.")
-    ] = 0.05,
-    splits: Annotated[
+    alpha: Alpha = 0.05,
+    expected_lift: Annotated[float, typer.Option(help=_EXPECTED_LIFT)] = 0.05,
+    halves: Annotated[
         int, typer.Option(min=0, help="Random halves by which false positives are counted; 0 for none.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the halves and the bootstrap.")] = 0,
+    seed: SeedOption = 0,
     column: Column = None,
     html: Html = None,
     printing: PrintOptions = PrintOptions(),
@@ -227,7 +224,7 @@ def analyse_command(
     from urank.abtest.exposures import read_exposures
     from urank.report.abtest_report import print_analysis, write_analysis
 
-    columns, wanted = role_columns(column, _COLUMN), _shares(shares)
+    columns, wanted = role_columns(column), _shares(shares)
     with printing.progress() as report:
         exposures = read_exposures(log, columns=columns, report=report)
         arms = ", ".join(exposures.arms[:10])
@@ -248,7 +245,7 @@ def analyse_command(
             alpha=alpha,
             interval=cast("IntervalKind", interval),
             expected_lift=expected_lift,
-            splits=splits,
+            splits=halves,
             seed=seed,
             report=report,
         )
@@ -276,4 +273,4 @@ def _shares(text: str | None) -> dict[str, float] | None:
     return shares
 
 
-abtest_app.command("simulate")(abtest_simulate_command)
+abtest_app.command("simulate", cls=CompactCommand)(abtest_simulate_command)

@@ -10,16 +10,17 @@ import typer
 from rich.console import Console
 
 from urank.cli.options import (
-    NEXT_STEPS,
     PLOTS,
     EngineOptions,
+    Estimator,
     Floor,
     GoalOption,
     Html,
     LogOptions,
     MemoryOption,
-    MethodName,
+    MethodOption,
     PrintOptions,
+    Randomised,
     SplitName,
     Truth,
     check_truth,
@@ -29,9 +30,11 @@ from urank.config import validate
 from urank.errors import ConfigError
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.log.dataset import is_prepared
+from urank.log.prepare import PREPARE_STEPS
 from urank.memory import Memory
 from urank.model_manifest import read_manifest
 from urank.pipeline import (
+    EVALUATE_STEPS,
     evaluate,
     goal_of,
     guard_levels,
@@ -40,7 +43,7 @@ from urank.pipeline import (
     policy_to_guard,
     prepared,
 )
-from urank.report.evaluation_report import print_evaluation, write_evaluation
+from urank.report.evaluation_report import after_a_gain, print_evaluation, write_evaluation
 from urank.report.guard_report import print_guard, write_guard
 from urank.storage import absolute
 
@@ -59,27 +62,10 @@ def evaluate_command(
     ],
     settings: dict[str, Any],
     split: SplitName = "test",
-    estimator: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|refit|ratio|self_normalised|direct|doubly_robust|ips|snips",
-            help="Estimator of the table. **refit**, the default: networks trained on other queries, refitted on the "
-            "clicks of these; **ratio**: Eq. 3, a click times P(click at the new position) / P(click at "
-            "the logged one); **self_normalised**: the same, divided by its expectation under the click model; "
-            "**direct**: the click model's expectation; **doubly_robust**: that, corrected by the clicks; **ips** and "
-            "**snips** need the column propensity.",
-        ),
-    ] = "auto",
+    estimator: Estimator = "auto",
     floor: Floor = 0.01,
     goal: GoalOption = None,
-    randomised: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN=VALUE",
-            help="Marks lists that were shown in random order. They are also evaluated on their own, by the position "
-            "curve of their clicks, after a test of whether they really are random.",
-        ),
-    ] = None,
+    randomised: Randomised = None,
     truth: Truth = None,
     html: Html = None,
     columns: LogOptions = LogOptions(),
@@ -108,7 +94,7 @@ def evaluate_command(
         compare = compare_evaluation(truth)
     config, limit = validate(CrossfitConfig, settings, "the evaluation"), Memory.parse(memory)
     options: dict[str, Any] = {"split": split, "estimator": estimator, "floor": floor, "config": config}
-    if randomised is not None:
+    if randomised:
         if cluster is not None:
             raise ConfigError("randomised lists are evaluated in one process; leave out --randomised or --engine ray")
         options["randomised"] = randomised
@@ -118,7 +104,8 @@ def evaluate_command(
     options["goal"] = goal_of(policies) if goal is None else goal.value
     if compare is not None:
         check_truth(options["goal"])
-    with printing.progress() as report, prepared(source, policies=policies, memory=limit, report=report) as dataset:
+    plan = EVALUATE_STEPS if is_prepared(log) else {**PREPARE_STEPS, **EVALUATE_STEPS}
+    with printing.progress(plan) as report, prepared(source, policies=policies, memory=limit, report=report) as dataset:
         if cluster is None:
             found = evaluate(models, dataset, report=report, **options)
         else:
@@ -129,13 +116,13 @@ def evaluate_command(
         if compare is not None:
             document, reference = compare(found, policies, dataset, config.seed)
     own = read_manifest(models[0])["method"] if len(models) == 1 else None
+    next_step = after_a_gain(models[0], log) if len(models) == 1 else ""
     if html is not None:
-        write_evaluation(found, html, own, reference)
+        write_evaluation(found, html, own, reference, next_step)
     notes = [PLOTS.format(html)] if html is not None else []
-    steps = NEXT_STEPS.format(f"{models[0]} {log}")
 
     def text(console: Console) -> None:
-        print_evaluation(found, console, own, reference, next_steps=steps if len(models) == 1 else None)
+        print_evaluation(found, console, own, reference, next_step=next_step)
 
     printing.show(document, text, *notes)
 
@@ -167,18 +154,9 @@ def guard_command(
             show_default="1,2,3,5 for shift; 0.25,0.5,0.75 for blend",
         ),
     ] = None,
-    method: Annotated[
-        MethodName | None, typer.Option(help="How the model ranks, as in `urank rank`.", show_default="the model's own")
-    ] = None,
+    method: MethodOption = None,
     split: SplitName = "test",
-    estimator: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|refit|ratio|self_normalised|direct|doubly_robust",
-            help="As in `urank evaluate`, but without propensities, which cannot evaluate an order that follows the "
-            "logged one. **auto** is refit.",
-        ),
-    ] = "auto",
+    estimator: Estimator = "auto",
     floor: Floor = 0.01,
     goal: GoalOption = None,
     truth: Truth = None,
@@ -211,7 +189,8 @@ def guard_command(
     options["goal"] = goal_of([policy]) if goal is None else goal.value
     if known is not None:
         check_truth(options["goal"])
-    with printing.progress() as report, prepared(source, policies=[policy], memory=limit, report=report) as dataset:
+    plan = EVALUATE_STEPS if is_prepared(log) else {**PREPARE_STEPS, **EVALUATE_STEPS}
+    with printing.progress(plan) as report, prepared(source, policies=[policy], memory=limit, report=report) as dataset:
         found = guard_levels(policy, dataset, floor=floor, config=config, report=report, **options)
         document, reference = found.to_dict(), None
         if known is not None:

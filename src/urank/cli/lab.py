@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from urank.cli.options import Overwrite, PrintOptions, command, json_text
+from urank.cli.options import ConfigFile, Overwrite, PrintOptions, command, json_text
 from urank.config import deep_merge, read_toml, validate
 from urank.errors import ConfigError
 from urank.lab.letor_simulation import SimulationConfig, simulate, write_simulation
@@ -17,17 +17,6 @@ from urank.lab.market import AbTestSchedule, MarketConfig
 if TYPE_CHECKING:
     from urank.lab.live_test import AbTestRun, JudgedTest
 
-ConfigFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML with any of the keys below; flags take precedence.")
-]
-AbTestFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="TOML with any of the keys below, and the tables market (users among them), production, clicks and "
-        "scorer; flags take precedence.",
-    ),
-]
 Randomise = Annotated[
     str | None,
     typer.Option(
@@ -47,16 +36,16 @@ _SIMULATION = {
     "Documents": "data queries features noise candidates values",
     "Traffic": "positions sessions loggers traffic label_share",
     "Users": "user eta attention_features epsilon gamma label_max denominator scaling",
-    "Truth": "truth valid test",
+    "Truth": "truth_split valid test",
     "Options": "seed",
 }
 _MARKET = {
     "Users": "users visits tastes attention steepness thumbnails",
     "Apps": "apps appeal drift bids",
-    "Traffic": "candidates positions days warmup_days random_days random_visits",
+    "Traffic": "candidates positions log_days warmup_days random_days random_visits",
     "Options": "seed",
 }
-_ABTEST = {"Options": "market.users share before during after retrain window method seed"}
+_ABTEST = {"Options": "market.users arm_share before during after retrain train_days method seed"}
 
 
 @command(SimulationConfig, panels=_SIMULATION)
@@ -88,7 +77,7 @@ def simulate_command(
         if "data" in values and key in settings:
             raise ConfigError(f"--{key} is for generated documents; with --data they come from the file")
     checked = validate(SimulationConfig, values, str(config) if config is not None else "the simulation")
-    with printing.progress() as report:
+    with printing.progress({"simulate": 3, "write": 1}) as report:
         simulation = simulate(checked, report)
         write_simulation(simulation, output, overwrite=overwrite, report=report)
     log = simulation.log
@@ -128,7 +117,7 @@ def appstore_command(
 
     - `urank inspect store/log.parquet` reports what can be learned from the log;
 
-    - `urank propensity store/random.parquet --method randomised --by category` estimates examination by category;
+    - `urank examination randomised store/random.parquet --by category` estimates examination by category;
 
     - `urank run store/log.parquet -o job` learns an order that maximises revenue by the bids, or with `--drop value`
       downloads;
@@ -161,7 +150,7 @@ def appstore_command(
 def abtest_simulate_command(
     output: Annotated[Path, _output("the log, the truth and the report")],
     settings: dict[str, Any],
-    config: AbTestFile = None,
+    config: ConfigFile = None,
     overwrite: Overwrite = False,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
@@ -177,7 +166,8 @@ def abtest_simulate_command(
     values = deep_merge(read_toml(config) if config is not None else {}, settings)
     import torch  # slow to import
 
-    from urank.lab.live_test import AbTestConfig, judge_abtest, print_judged, simulate_abtest, write_judged
+    from urank.lab.experiment import AbTestConfig
+    from urank.lab.live_test import judge_abtest, print_judged, simulate_abtest, write_judged
 
     checked = validate(AbTestConfig, values, str(config) if config is not None else "the test")
     torch.set_num_threads(1)  # sums in another order could have other bits
@@ -202,10 +192,11 @@ def reproduce_command(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="table1|table2|table3|fig-ctr-by-position|fig-result-list|differences|attention|users|all",
+            metavar="table1|table2|table3|live-test|fig-ctr-by-position|fig-result-list|differences|attention|users|all",
             help="Which table or figure. **table1**: every ranker and propensity estimate; **table2**: architectures "
-            "of the click model (RQ2); **table3**: an app store, without bids and with; **fig-ctr-by-position**: "
-            "Figure 4; **fig-result-list**: Figure 3; **differences**: the effect of each change to U-rank as printed; "
+            "of the click model (RQ2); **table3**: an app store, without bids and with; **live-test**: the A/B test of "
+            "Section 6.2 in it; **fig-ctr-by-position**: Figure 4; **fig-result-list**: Figure 3; **differences**: the "
+            "effect of each change to U-rank as printed; "
             "**attention**: Table 1 for weak and strong item-specific attention; **users**: for users whose curves the "
             "click models do not presume.",
         ),
@@ -219,9 +210,8 @@ def reproduce_command(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH",
-            help="A LETOR file or folder (Yahoo set 1, MSLR-WEB10K, Istella-S, MQ2008 …). Documents are generated "
-            "if left out. No effect on table3, whose store is always simulated.",
+            help="LETOR file or folder; documents are generated if left out. No effect on table3, whose store is "
+            "always simulated.",
         ),
     ] = None,
     dataset: Annotated[
@@ -234,19 +224,14 @@ def reproduce_command(
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Number of repetitions, each with another seed.")] = 5,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes.", show_default="one for each core")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of worker processes.", show_default="one for each core"),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="TOML merged into the experiment's: any setting of the simulation and of every method.",
-        ),
-    ] = None,
+    config: ConfigFile = None,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
     """Reproduce the paper: its tables and figures on simulated clicks, with every baseline, and the claims of Sections
-    5.4 and 6.1 checked one by one.
+    5.4, 6.1 and 6.2 checked one by one.
 
     DIR then contains `report.html`, `results.parquet` (each method, seed and test query), `settings.toml` and a file
     for each table (`table1.parquet`, `attention.parquet` …); after table3 also `store-results.parquet` (each method,
@@ -263,7 +248,7 @@ def reproduce_command(
     given: dict[str, Any] = {"data": data, "dataset": dataset, "seeds": seeds, "workers": workers}
     flags = {"data": data and Path(data).name, "dataset": dataset, "seeds": seeds, "config": config and config.name}
     run = " ".join(["urank reproduce", what, *(f"--{name} {flag}" for name, flag in flags.items() if flag)])
-    with printing.progress() as report:
+    with printing.progress({"all steps": 1}) as report:
         found = reproduce(names, output, **given, overrides=overrides, source=source, command=run, report=report)
     write_reproduction(found, output / "report.html")
     printing.show(found.to_dict(), partial(print_reproduction, found), f"\nThe report is {output / 'report.html'}")

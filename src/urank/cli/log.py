@@ -1,8 +1,7 @@
-"""Commands about a log: `urank inspect`, `urank prepare` and `urank propensity`."""
+"""Commands about a log: `urank inspect`, `urank prepare` and `urank examination`."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -13,18 +12,21 @@ from urank.cli.options import (
     PLOTS,
     EngineOptions,
     Html,
-    Keep,
     LogOptions,
     MemoryOption,
     Overwrite,
+    PrepareOptions,
     PrintOptions,
+    Randomised,
+    SeedOption,
     command,
     left_out_notes,
     print_notes,
 )
 from urank.errors import ConfigError
+from urank.log.columns import marked_policies
 from urank.log.inspection import inspect
-from urank.log.prepare import prepare
+from urank.log.prepare import PREPARE_STEPS, prepare
 from urank.memory import Memory
 from urank.report.inspection_report import print_inspection, write_inspection
 from urank.report.tables import Table, terminal_table
@@ -45,10 +47,7 @@ def inspect_command(
         ),
     ],
     columns: LogOptions = LogOptions(),
-    randomised: Annotated[
-        list[str] | None,
-        typer.Option(metavar="POLICY", help="Value of `policy` whose lists were in random order. May be repeated."),
-    ] = None,
+    randomised: Randomised = None,
     html: Html = None,
     printing: PrintOptions = PrintOptions(),
 ) -> None:
@@ -67,13 +66,6 @@ def inspect_command(
     printing.show(inspection.to_dict(), lambda console: print_inspection(inspection, console), *notes)
 
 
-class HoldOut(StrEnum):
-    """How queries are held out."""
-
-    hash = "hash"
-    time = "time"
-
-
 @command()
 def prepare_command(
     log: Annotated[
@@ -86,26 +78,8 @@ def prepare_command(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="Where to write the prepared log: a folder or a URL.")
     ],
-    split: Annotated[
-        HoldOut,
-        typer.Option(
-            help="Hold out queries by the hash of their id (a query keeps its split when data is added), "
-            "or the newest ones by time."
-        ),
-    ] = HoldOut.hash,
-    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for validation.")] = 0.1,
-    test: Annotated[float, typer.Option(min=0, max=1, help="Share of queries for the test.")] = 0.1,
-    positions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="K",
-            help="Only the first K positions were shown: items further down are unseen candidates, which a ranker "
-            "learns to order as well.",
-        ),
-    ] = None,
+    parts: PrepareOptions = PrepareOptions(),
     columns: LogOptions = LogOptions(),
-    keep: Keep = None,
     memory: MemoryOption = "4GB",
     engine: EngineOptions = EngineOptions(),
     overwrite: Overwrite = False,
@@ -121,9 +95,8 @@ def prepare_command(
     """
     limit, cluster = Memory.parse(memory), engine.cluster
     source = columns.open(log)
-    options: dict[str, Any] = {"split": split.value, "valid": valid, "test": test, "positions": positions}
-    with printing.progress() as report:
-        options |= {"keep": keep or (), "overwrite": overwrite, "report": report}
+    with printing.progress(PREPARE_STEPS) as report:
+        options: dict[str, Any] = {**parts.arguments, "overwrite": overwrite, "report": report}
         if cluster is None:
             description = prepare(source, output, bucket_bytes=limit.bucket_bytes, **options)
         else:
@@ -153,33 +126,30 @@ MOST_CATEGORIES = 12
 
 
 @command()
-def propensity_command(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A log, prepared or not.")],
+def examination_command(
     method: Annotated[
         str,
-        typer.Option(
+        typer.Argument(
             metavar="randomised|harvest|cpbm|em",
             help="**randomised**: from lists in random order; **harvest**: from items that the lists of a "
             "query showed at different positions; **cpbm**: the same, a curve for every context; **em**: relevance "
             "by features, examination by the rest.",
         ),
     ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="For randomised: a policy whose lists were randomised. May be repeated."),
-    ] = None,
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A log, prepared or not.")],
+    randomised: Randomised = None,
     by: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="For randomised: one curve for each value of this column: `category`, or a categorical feature.",
+            help="One curve for each value of this column. For randomised: `category`, or a categorical feature.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Save the estimate, for `urank train --propensity FILE`."),
+        typer.Option("--output", "-o", metavar="FILE", help="Save the estimate, for `urank train --examination FILE`."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    seed: SeedOption = 0,
     columns: LogOptions = LogOptions(),
     memory: MemoryOption = "4GB",
     printing: PrintOptions = PrintOptions(),
@@ -191,7 +161,7 @@ def propensity_command(
     context, and for more than 12 categories: the mean over the items shown in train and the 10 % and 90 % quantiles;
     JSON has all categories.
 
-    Example: `urank propensity prepared --method harvest -o curve.json`
+    Example: `urank examination harvest prepared -o curve.json`
     """
     from urank.pipeline import prepared  # torch is slow to load
     from urank.propensity.methods import PropensityMethod, fit_propensity, save_propensity
@@ -199,7 +169,7 @@ def propensity_command(
 
     methods = [name for name in get_args(PropensityMethod) if name != "none"]
     if method not in methods:
-        raise ConfigError(f"--method must be one of {', '.join(methods)}; got '{method}'")
+        raise ConfigError(f"the method must be one of {', '.join(methods)}; got '{method}'")
     if output is not None and output.is_dir():  # fail fast: before the fit
         raise ConfigError(f"{output} is a folder; a file name is needed")
     source, limit = columns.source(log), Memory.parse(memory)
@@ -207,7 +177,7 @@ def propensity_command(
         estimate = fit_propensity(
             method,  # type: ignore[arg-type]
             dataset,
-            policies=policy,
+            policies=marked_policies(randomised or (), _policy_column(dataset), str(dataset.folder)),
             by=by,
             seed=seed,
             report=report,
@@ -216,8 +186,13 @@ def propensity_command(
         curves = _to_dict(estimate, dataset)
     if output is not None:
         save_propensity(estimate, output)
-    notes = [f"\nThe propensity is in {output}"] if output is not None else []
+    notes = [f"\nThe examination is in {output}"] if output is not None else []
     printing.show(curves, lambda console: console.print(terminal_table(_table(curves))), *notes)
+
+
+def _policy_column(dataset: Dataset) -> dict[str, str]:
+    """Return the role policy and its column in the source; nothing for a log without policies."""
+    return {"policy": dataset.columns.get("policy", "policy")} if dataset.has("policy") else {}
 
 
 def _to_dict(estimate: Propensity, dataset: Dataset) -> dict[str, Any]:

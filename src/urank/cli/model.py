@@ -18,7 +18,10 @@ def curves_command(
     log: Annotated[str, typer.Argument(metavar="LOG", help="A log, prepared or not, with the items to look at.")],
     by: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Column that defines a group: item_id, category, policy, or a category."),
+        typer.Option(
+            metavar="COLUMN",
+            help="One curve for each value of this column. It is item_id, category, policy, or a categorical feature.",
+        ),
     ] = "item_id",
     name: Annotated[
         list[str] | None,

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +23,6 @@ from rich.console import Console
 
 from urank.config import deep_merge
 from urank.errors import ConfigError
-from urank.log.columns import ROLES
 from urank.log.dataset import is_prepared
 from urank.progress import Report, bars
 from urank.ray.cluster import Cluster
@@ -148,18 +147,21 @@ def _setting_parameter(
 ) -> inspect.Parameter:
     """Make an option of a settings field; None leaves the setting alone."""
     kind: Any = _kind(field)
+    names = _literals(kind)
     metavar: str | None = None
     shown = str(default) if default is not None or panel is None else False
     if get_origin(kind) is Literal:
-        kind, metavar = str, "|".join(get_args(kind))
+        kind, metavar = str, _choices(get_args(kind))
     elif get_origin(kind) is tuple and get_args(kind)[0] is float:
         metavar = "NUMBER:…" if ... in get_args(kind) else "LOW:HIGH"
         kind, shown = str, ":".join(f"{each:g}" for each in default) if default is not None else False
     elif get_origin(kind) is tuple and (words := _words(field)):
         kind, metavar = str, "|".join((*words, "NAME,…"))
     elif get_origin(kind) is tuple:  # several names separated by commas; auto is the default
-        kind, metavar, shown = str, "|".join(("auto", *get_args(get_args(kind)[0]))), "auto"
+        kind, metavar, shown = str, "NAME,…", "auto"
     options: dict[str, Any] = {"help": _sentence(field.description), "rich_help_panel": panel}
+    if names:
+        options["autocompletion"] = lambda incomplete: [name for name in names if name.startswith(incomplete)]
     if kind is not bool:
         options |= {"metavar": metavar, "show_default": shown}
         for constraint in field.metadata if bounded else ():
@@ -169,6 +171,19 @@ def _setting_parameter(
                 options["max"] = constraint.le
     hint = Annotated[kind | None, typer.Option(flag, **options)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+def _literals(kind: Any) -> tuple[str, ...]:
+    """Return the names that a field takes: one of them, or several in a tuple."""
+    kinds = get_args(kind)
+    if get_origin(kind) is tuple and get_origin(kinds[0]) is Literal:
+        return get_args(kinds[0])
+    return kinds if get_origin(kind) is Literal else ()
+
+
+def _choices(names: Sequence[str]) -> str:
+    """Return the metavar of an option that takes one of some names; many of them are left to a help topic."""
+    return "|".join(names) if len(names) <= 4 else "NAME"
 
 
 def _sentence(description: str | None) -> str:
@@ -191,28 +206,38 @@ class MethodName(StrEnum):
     ctr1 = "ctr1"
 
 
-def column_option(roles: Mapping[str, str], example: str) -> Any:
-    """Option that maps roles to column names; `roles` has the meaning of each."""
-    meanings = "; ".join(f"**{role}**: {meaning}" for role, meaning in roles.items())
-    text = f"Column that plays a role under another name, as `{example}`. May be repeated. {meanings}."
-    return typer.Option("--column", "-c", metavar="ROLE=NAME", help=text)
+class SplitBy(StrEnum):
+    """How queries are divided into train, valid and test."""
+
+    hash = "hash"
+    time = "time"
 
 
-_COLUMN = "position=rank"
+PLOTS = "\nThe same as a page: {}"
 
-NEXT_STEPS = "Next: `urank guard {}` for a safe first launch, `urank abtest plan` for a test on live traffic."
-PLOTS = "\nThe same with plots: {}"
-
+Column = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        "-c",
+        metavar="ROLE=NAME",
+        help="Column that plays a role, as `position=rank` (`urank help columns`). May be repeated.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any setting. Flags override it.")
+]
+Estimator = Annotated[
+    str, typer.Option("--estimator", metavar="NAME", help="Estimator of the first table (`urank help estimators`).")
+]
 Floor = Annotated[float, typer.Option(min=0.0, max=1.0, help="Lower bound of the logged click probability in a ratio.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with charts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON, for machines, on standard output.")]
 Keep = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Feature to keep even if it looks like an outcome of the click, such as a booking or the dwell time. May "
-        "be repeated.",
-        show_default="outcomes are left out",
+        help="Feature to keep even if it looks like an outcome of the click, as a booking. May be repeated.",
     ),
 ]
 MemoryOption = Annotated[
@@ -220,11 +245,28 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory",
         metavar="SIZE",
-        help="Memory budget of the process, as 4GB; at least 2GB. Buffers and samples are sized to fit it.",
+        help="Memory budget of the process, at least 2GB.",
+    ),
+]
+MethodOption = Annotated[
+    MethodName | None,
+    typer.Option(
+        "--method",
+        help="How lists are ranked: by score, match or ctr1 (`urank help methods`).",
+        show_default="the model's own",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Randomised = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--randomised",
+        metavar="COLUMN=VALUE",
+        help="Lists that were shown in random order, as `policy=shuffle`. May be repeated.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
 SplitName = Annotated[
     str,
     typer.Option(
@@ -238,7 +280,10 @@ Truth = Annotated[
     typer.Option(metavar="DIR", help="Output of `urank simulate` or `urank appstore`: show the truth as well."),
 ]
 GoalOption = Annotated[
-    GoalName | None, typer.Option(help="What is counted, times its value if there is one.", show_default="the model's")
+    GoalName | None,
+    typer.Option(
+        help="What an order is to earn: clicks or conversions, each times its value.", show_default="the model's"
+    ),
 ]
 
 
@@ -252,7 +297,7 @@ def check_truth(goal: str) -> None:
 class LogOptions:
     """How the columns of a log are read."""
 
-    column: Annotated[list[str] | None, column_option(ROLES, _COLUMN)] = None
+    column: Column = None
     categorical: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Numeric column that contains ids or codes. May be repeated."),
@@ -262,7 +307,7 @@ class LogOptions:
         int, typer.Option(min=0, max=1, help="Number of the top position in the log.", metavar="0|1")
     ] = 1
     binarise: Annotated[
-        bool, typer.Option("--binarise", help="Take counts of clicks above 0, and yes or true, for one click.")
+        bool, typer.Option("--binarise", help="Read counts of clicks above 0, yes and true as one click.")
     ] = False
 
     def open(self, source: str, models: Sequence[str | Path] = ()) -> Log:
@@ -274,7 +319,7 @@ class LogOptions:
 
         log = read(
             source,
-            columns=role_columns(self.column, _COLUMN),
+            columns=role_columns(self.column),
             categorical=self.categorical or (),
             drop=self.drop or (),
             known={role: name for model in models for role, name in read_manifest(model).get("columns", {}).items()},
@@ -297,17 +342,38 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
+class PrepareOptions:
+    """How a log is divided into train, valid and test, and what of it is kept."""
+
+    split_by: Annotated[
+        SplitBy,
+        typer.Option(help="Split queries by the hash of their id, which is stable when data is added, or by time."),
+    ] = SplitBy.hash
+    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for validation.")] = 0.1
+    test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for the test.")] = 0.1
+    positions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of positions shown. Items further down are unseen candidates."),
+    ] = None
+    keep: Keep = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `prepare`."""
+        shares = {"split_by": self.split_by.value, "valid": self.valid, "test": self.test}
+        return {**shares, "positions": self.positions, "keep": self.keep or ()}
+
+
+@dataclass(frozen=True)
 class PrintOptions:
     """What a command prints."""
 
     json: Json = False
     quiet: Quiet = False
 
-    @contextmanager
-    def progress(self) -> Iterator[Report]:
-        """Draw progress bars unless the output is for machines."""
-        with bars(quiet=self.quiet or self.json) as report:
-            yield report
+    def progress(self, plan: Mapping[str, float] | None = None) -> AbstractContextManager[Report]:
+        """Draw the progress unless the output is for machines; the plan is as in `bars`."""
+        return bars(plan, quiet=self.quiet or self.json)
 
     def show(self, document: Any, text: Callable[[Console], None], *notes: str) -> None:
         """Print a result: the document as JSON, or the text followed by notes."""
@@ -346,7 +412,11 @@ class EngineOptions:
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Number of workers of the engine ray.", show_default="2", rich_help_panel=_PANEL
+            min=1,
+            metavar="N",
+            help="Number of worker processes. Belongs to the engine ray.",
+            show_default="2",
+            rich_help_panel=_PANEL,
         ),
     ] = None
     address: Annotated[
@@ -385,13 +455,13 @@ def numbers(flag: str, text: str, count: int | None = None) -> tuple[float, ...]
     return found
 
 
-def role_columns(entries: Sequence[str] | None, example: str) -> dict[str, str]:
+def role_columns(entries: Sequence[str] | None) -> dict[str, str]:
     """Parse ROLE=NAME entries."""
     columns: dict[str, str] = {}
     for entry in entries or ():
         role, equals, name = entry.partition("=")
         if not equals or not role or not name:
-            raise ConfigError(f"--column takes ROLE=NAME, as {example}; got '{entry}'")
+            raise ConfigError(f"--column takes ROLE=NAME, as position=rank; got '{entry}'")
         columns[role] = name
     return columns
 

@@ -12,17 +12,17 @@ import pyarrow.parquet as pq
 import typer
 
 from urank.cli.options import (
+    Column,
     EngineOptions,
     MemoryOption,
-    MethodName,
+    MethodOption,
     Overwrite,
     PrintOptions,
-    column_option,
     command,
     role_columns,
 )
 from urank.errors import ConfigError
-from urank.log.candidates import CANDIDATE_ROLES, IDS
+from urank.log.candidates import IDS
 from urank.log.reader import PARQUET, find_files
 from urank.memory import Memory
 from urank.progress import Report
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # torch is slow to load
 
 
 ROW_GROUP_BYTES = 32 * 2**20
-_COLUMN = "query_id=search"
 
 
 @command()
@@ -55,14 +54,7 @@ def rank_command(
             "--output", "-o", metavar="RANKED", help="The Parquet file to write; with the engine ray, a folder of them."
         ),
     ],
-    method: Annotated[
-        MethodName | None,
-        typer.Option(
-            help="By descending **score**; by the exact **match** of items to positions, with the highest expected "
-            "utility under the click model; or by **ctr1**, the expected utility at position 1.",
-            show_default="the model's own",
-        ),
-    ] = None,
+    method: MethodOption = None,
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N of each list.", show_default="all")
     ] = None,
@@ -75,7 +67,7 @@ def rank_command(
             show_default="none",
         ),
     ] = None,
-    column: Annotated[list[str] | None, column_option(CANDIDATE_ROLES, _COLUMN)] = None,
+    column: Column = None,
     memory: MemoryOption = "4GB",
     engine: EngineOptions = EngineOptions(),
     overwrite: Overwrite = False,
@@ -88,15 +80,15 @@ def rank_command(
     are when sorted by query; with the engine ray they may be in any order. They need not fit into memory.
 
     The result has the ids and, for each candidate, its `position`, its `score` (when the model has a scorer), the
-    probability of a `click` there and the `utility` that is expected of it. A candidate beyond the last position that
-    the model knows has no click, and utility 0. Candidates that break a rule are refused with the file and the row,
-    and nothing is left behind.
+    `probability` of a click there (or of a conversion, if that is the model's goal) and the expected `utility`. A
+    candidate beyond the last position that the model knows has no probability, and utility 0. Candidates that break a
+    rule are refused with the file and the row, and nothing is left behind.
 
     Example: `urank rank model candidates.parquet -o ranked.parquet --top 10`
     """
     from urank.model_io import load_model  # torch is slow to load
 
-    columns = role_columns(column, _COLUMN)
+    columns = role_columns(column)
     bound = None if guard is None else Guard.parse(guard)
     limit, cluster = Memory.parse(memory), engine.cluster
     if cluster is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from urank.cli.options import MethodName, PrintOptions, Quiet, command
+from urank.cli.options import MethodOption, PrintOptions, Quiet, command
 from urank.config import validate
 from urank.errors import ConfigError
 from urank.serve.server_settings import Limits
@@ -151,7 +151,7 @@ def serve_command(
             "--model",
             metavar="NAME=MODEL",
             help="Model at `/v1/models/NAME/rank`, instead of MODEL. May be repeated; the first is also at "
-            "`/v1/rank`, and --shadow and --test apply to it.",
+            "`/v1/rank`, and --shadow and --arm-b apply to it.",
             rich_help_panel=_MODELS,
         ),
     ] = None,
@@ -174,16 +174,9 @@ def serve_command(
         str, typer.Option(help="Address to listen on. Any but a loopback address needs a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of worker processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Number of worker processes.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads per call of the model.")] = 1,
-    method: Annotated[
-        MethodName | None,
-        typer.Option(
-            help="By descending **score**; by the exact **match** of items to positions; or **ctr1**, by expected "
-            "utility at position 1. A request may choose another method.",
-            show_default="the model's default",
-        ),
-    ] = None,
+    method: MethodOption = None,
     key_file: Annotated[
         Path | None,
         typer.Option(
@@ -244,7 +237,7 @@ def serve_command(
             metavar="MODEL", help="Shadow model: its rankings are logged but not shown.", rich_help_panel=_MODELS
         ),
     ] = None,
-    test: Annotated[
+    arm_b: Annotated[
         Path | None,
         typer.Option(
             metavar="MODEL",
@@ -253,7 +246,7 @@ def serve_command(
             rich_help_panel=_MODELS,
         ),
     ] = None,
-    test_share: Annotated[
+    arm_b_share: Annotated[
         str,
         typer.Option(
             metavar="SHARE|FILE",
@@ -261,8 +254,8 @@ def serve_command(
             rich_help_panel=_MODELS,
         ),
     ] = "0.5",
-    test_name: Annotated[
-        str, typer.Option(help="Name of the test; another name reassigns users.", rich_help_panel=_MODELS)
+    abtest_name: Annotated[
+        str, typer.Option(help="Name of the A/B test; another name reassigns users.", rich_help_panel=_MODELS)
     ] = "serve",
     body_mb: Annotated[
         float, typer.Option(min=0.001, max=1024, help="Largest Arrow body in megabytes.", rich_help_panel=_LIMITS)
@@ -328,13 +321,13 @@ def serve_command(
         raise ConfigError("--log writes to a folder and --sink to a database; choose one")
     if explore is not None and log is None and sink is None:
         raise ConfigError("--explore randomises lists to learn from them, so it needs --log DIR or --sink URL")
-    if test is None and (test_share, test_name) != ("0.5", "serve"):
-        raise ConfigError("--test-share and --test-name need a test: --test MODEL")
+    if arm_b is None and (arm_b_share, abtest_name) != ("0.5", "serve"):
+        raise ConfigError("--arm-b-share and --abtest-name need a model for arm B: --arm-b MODEL")
     if sample is not None and no_playground:
         raise ConfigError("--sample is for the playground, which --no-playground switches off")
     if absent := [name for name in ("msgspec", "starlette", "uvicorn") if find_spec(name) is None]:
         raise ConfigError(f"urank serve needs {', '.join(absent)}: pip install 'urank[serve]'")
-    if trace and find_spec("opentelemetry.sdk") is None:
+    if trace and (find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None):
         raise ConfigError("--trace needs OpenTelemetry: pip install 'urank[otel]'")
     configure_logging(log_format.value, quiet=quiet)
 
@@ -362,7 +355,7 @@ def serve_command(
         hosts = (*hosts, "localhost", "127.0.0.1", "::1", host)
     (name, main), *others = models.items()
     ranked_by: Method | None = None if method is None else method.value
-    split = None if test is None else _user_split(test, test_share, test_name)
+    split = None if arm_b is None else _user_split(arm_b, arm_b_share, abtest_name)
     config = ServeConfig(
         sources=ModelSources(main=main, method=ranked_by, shadow=shadow, test=split, threads=threads),
         name=name,
@@ -405,12 +398,13 @@ def _named_models(model: Path | None, named: Sequence[str]) -> dict[str, Path]:
     return models
 
 
-def _user_split(test: Path, share: str, name: str) -> UserSplit:
+def _user_split(model: Path, share: str, name: str) -> UserSplit:
     from urank.serve.models import UserSplit
 
     try:
-        return UserSplit(test, float(share), name)
+        number = float(share)
     except ValueError:
-        split = UserSplit(test, name=name, share_file=Path(share))
+        split = UserSplit(model, name=name, share_file=Path(share))
         split.current()  # fail fast
         return split
+    return UserSplit(model, number, name)

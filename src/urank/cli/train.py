@@ -10,14 +10,16 @@ import typer
 from rich.console import Console
 
 from urank.cli.options import (
-    NEXT_STEPS,
+    ConfigFile,
     EngineOptions,
     Html,
     Keep,
     LogOptions,
     MemoryOption,
     Overwrite,
+    PrepareOptions,
     PrintOptions,
+    Randomised,
     Truth,
     check_truth,
     command,
@@ -28,10 +30,9 @@ from urank.cli.options import (
 from urank.config import deep_merge, read_toml, validate
 from urank.errors import ConfigError
 from urank.log.dataset import is_prepared
+from urank.log.prepare import PREPARE_STEPS
 from urank.memory import Memory
-from urank.pipeline import run, train
-from urank.ranking.ranking_model import UrankConfig
-from urank.report.evaluation_report import print_evaluation
+from urank.ranking.ranking_settings import UrankConfig
 from urank.storage import absolute
 
 _SETTINGS = {
@@ -46,7 +47,7 @@ _SETTINGS = {
     "--method": "method",
     "--target": "scorer.target",
     "--form": "scorer.form",
-    "--propensity": "baseline.propensity",
+    "--examination": "baseline.examination",
     "--learn-from": "baseline.learn_from",
     "--epochs": "clicks.training.epochs",
     "--device": ("clicks.training.device", "scorer.training.device"),
@@ -62,11 +63,11 @@ def run_command(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the model, the data and the report.")
     ],
     settings: dict[str, Any],
+    config: ConfigFile = None,
     truth: Truth = None,
-    valid: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries that stop and choose.")] = 0.1,
-    test: Annotated[float, typer.Option(min=0, max=1, help="Share of the queries for evaluation.")] = 0.1,
     columns: LogOptions = LogOptions(),
-    keep: Keep = None,
+    parts: PrepareOptions = PrepareOptions(),
+    randomised: Randomised = None,
     force: Annotated[bool, typer.Option("--force", help="Go on even if the log is not learnable.")] = False,
     memory: MemoryOption = "4GB",
     overwrite: Overwrite = False,
@@ -80,24 +81,33 @@ def run_command(
 
     Example: `urank run log.parquet -o job -c position=rank`
     """
-    checked = validate(UrankConfig, settings, "the model")
-    arguments: dict[str, Any] = {"valid": valid, "test": test, "keep": keep or (), "force": force}
+    from urank.pipeline import RUN_STEPS, run  # slow to import, like torch
+    from urank.report.evaluation_report import print_evaluation
+
+    checked = _settings(config, settings)
+    arguments: dict[str, Any] = {"preparation": parts.arguments, "randomised": randomised or (), "force": force}
     arguments |= {"overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
         from urank.lab.truth import compare_evaluation, review_fit
 
         check_truth(checked.goal)
         arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
-    with printing.progress() as report:
+    with printing.progress(RUN_STEPS) as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)
 
     def text(console: Console) -> None:
         notes = [*left_out_notes(found.training.left_out), f"The log is {found.inspection.verdict.sentence}."]
-        steps = NEXT_STEPS.format(f"{output / 'model'} {output / 'prepared'}")
-        options: dict[str, Any] = {"notes": notes, "next_steps": steps}
+        options: dict[str, Any] = {"notes": notes, "next_step": found.next_step}
         print_evaluation(found.evaluation, console, found.training.method, found.reference, **options)
 
     printing.show(found.document, text, f"\n{found.training.sentence}. The report is {output / 'report.html'}")
+
+
+def _settings(file: Path | None, flags: dict[str, Any]) -> UrankConfig:
+    """Validate the settings of a file, overridden by flags."""
+    given = {} if file is None else read_toml(file)
+    validate(UrankConfig, given, str(file))
+    return validate(UrankConfig, deep_merge(given, flags), "the model")
 
 
 @command(UrankConfig, _SETTINGS)
@@ -108,15 +118,10 @@ def train_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL", help="Folder of the model.")],
     settings: dict[str, Any],
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="TOML with any setting, in the tables clicks, scorer and trees; flags override it."
-        ),
-    ] = None,
+    config: ConfigFile = None,
     truth: Truth = None,
     html: Html = None,
-    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also write the model as ONNX graphs.")] = True,
+    no_onnx: Annotated[bool, typer.Option("--no-onnx", help="Do not write ONNX graphs of the model.")] = False,
     columns: LogOptions = LogOptions(),
     keep: Keep = None,
     memory: MemoryOption = "4GB",
@@ -143,9 +148,10 @@ def train_command(
 
     Example: `urank train prepared -o model --click-model monotone --ensemble 3`
     """
-    file = {} if config is None else read_toml(config)
-    validate(UrankConfig, file, str(config))
-    checked = validate(UrankConfig, deep_merge(file, settings), "the model")
+    from urank.pipeline import TRAIN_STEPS, train  # slow to import, like torch
+    from urank.report.click_report import print_fit, write_fit
+
+    checked = _settings(config, settings)
     limit, cluster = Memory.parse(memory), engine.cluster
     refuse_url(output, "--output")
     arguments: dict[str, Any] = {}
@@ -159,21 +165,19 @@ def train_command(
         if cluster.address is not None and not is_prepared(log):
             raise ConfigError(f"a cluster learns from a prepared log that it can read; run urank prepare {log} first")
         arguments["fit"] = partial(train_on_ray, cluster=cluster)
-    with printing.progress() as report:
+    with printing.progress(TRAIN_STEPS if is_prepared(log) else {**PREPARE_STEPS, **TRAIN_STEPS}) as report:
         trained = train(
             columns.source(log, keep),
             checked,
             output,
             keep=keep or (),
             checkpoints=None if checkpoints is None else absolute(checkpoints),
-            onnx=onnx,
+            onnx=not no_onnx,
             overwrite=overwrite,
             memory=limit,
             report=report,
             **arguments,
         )
-    from urank.report.click_report import print_fit, write_fit
-
     if html is not None:
         write_fit(trained.quality, html)
 
