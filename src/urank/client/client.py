@@ -138,9 +138,7 @@ class AsyncClient(_BaseClient):
         async with urank.AsyncClient("http://127.0.0.1:8000") as client:
             rankings = await asyncio.gather(*(client.rank(each, query_id=name) for name, each in lists.items()))
 
-    Args:
-        address, key, timeout, retries, connections, verify: As for `Client`; requests beyond the number of
-            connections wait for one.
+    The arguments are those of `Client`; requests beyond the number of connections wait for one.
     """
 
     _open = httpx.AsyncClient

@@ -303,7 +303,7 @@ def rank_table(table: Any, *, model: str | None = None) -> Call[pl.DataFrame]:
 
     Returns:
         A row for each item shown, best first in each list: `ranking_id`, `query_id`, `item_id`, `position`, `score`,
-        `click`, `utility`, `method`, `policy`, `arm` and `model`.
+        `probability`, `utility`, `method`, `policy`, `arm` and `model`.
     """
     return Call("POST", _path("rank", model), _read_frame, _arrow(_frame(table, "table")), ARROW)
 

@@ -23,14 +23,15 @@ class RankedItem(_Answer, frozen=True):
 
     Attributes:
         score: None unless the list was ranked by score.
-        click: P(click) at this position; None beyond the positions that the model knows.
-        utility: Expected utility at this position: click times value.
+        probability: P(click) at this position, or P(conversion) if that is the model's goal; None beyond the positions
+            that the model knows.
+        utility: Expected utility at this position: probability times value.
     """
 
     item_id: str
     position: int
     score: float | None
-    click: float | None
+    probability: float | None
     utility: float
 
 

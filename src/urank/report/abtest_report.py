@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from urank.report import style as theme
-from urank.report.page import Chart, Section, write_page
+from urank.report.page import Chart, Section, Summary, notebook_html, write_page
 from urank.report.tables import UNKNOWN, Table, Units, bullet, number, p_text, percent, print_tables
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ LIFTS = Units(base=1.0, decimals=3)
 """The format of lifts, which are shares already."""
 OUTCOME_STYLES = {1: "bold green", 0: "bold yellow", -1: "bold red"}
 _LEADING_METRIC = "ctr"
-_SHADES = {"before": "#eaeef2", "test": "#ddf4ff", "after": "#eaeef2"}
+_SHADES = {"before": theme.SHADE, "test": theme.BLUE_SHADE, "after": theme.SHADE}
 
 _LIFT_CAPTION = (
     "The lift of each metric with {level} intervals: for a single look at the end; the same adjusted for the behaviour "
@@ -108,8 +109,39 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
 def write_analysis(analysis: Analysis, path: str | Path) -> None:
     """Write the page with plots."""
     title = f"A/B test: {', '.join(analysis.treatments)} against {analysis.control}"
-    lead = " ".join(result.sentence for result in _leading(analysis))
-    write_page(path, title, lead, analysis_sections(analysis), footer="urank abtest analyse")
+    write_page(path, title, analysis_summary(analysis), analysis_sections(analysis))
+
+
+def analysis_html(analysis: Analysis) -> str:
+    """Return the view in a notebook."""
+    return notebook_html(analysis_summary(analysis), analysis_sections(analysis)[:2])
+
+
+def analysis_summary(analysis: Analysis) -> Summary:
+    """Return what to do about each treatment, by the main metric."""
+    leading = _leading(analysis)
+    answers, outcomes = [], [outcome(result) for result in leading]
+    for result, found in zip(leading, outcomes, strict=True):
+        lift = percent(abs(result.effect.lift.value))
+        answers.append(
+            {
+                1: f"{result.treatment} is better: {lift} more {result.metric.title} than {result.control}.",
+                0: f"No clear difference between {result.treatment} and {result.control} in {result.metric.title}.",
+                -1: f"{result.treatment} is worse: {lift} fewer {result.metric.title} than {result.control}.",
+            }[found]
+        )
+    failed = [check for check, _, sound in _checks(analysis) if not sound]
+    if failed:
+        following = "find out why before anything else; see the checks below."
+        answer = f"Do not trust this test: it fails the check of {' and '.join(failed)}."
+        return Summary(answer, " ".join(result.sentence for result in leading), following, "bad")
+    following = {
+        1: "ship the better arm.",
+        0: "run longer if a smaller lift would be worth it (`urank abtest plan` says how long), or keep the control.",
+        -1: "keep the control.",
+    }[max(outcomes, default=0)]
+    evidence = " ".join(result.sentence for result in leading)
+    return Summary(" ".join(answers), evidence, following, {1: "good", 0: "", -1: "bad"}[max(outcomes, default=0)])
 
 
 def analysis_sections(
@@ -132,14 +164,15 @@ def analysis_sections(
     lifts, days, looks = [], [], []
     for treatment in analysis.treatments:
         caption = f"{treatment}: {_LIFT_CAPTION.format(**shown)}"
-        lifts.append(Chart(lift_plot(_results_of(analysis, treatment), truth), caption))
+        lifts.append(Chart(partial(lift_plot, _results_of(analysis, treatment), truth), caption))
         if len(analysis.days) > 1:
             caption = _DAYS_CAPTION.format(treatment=treatment, **shown)
             caption += " Diamonds are the true lifts." if true_lifts else ""
-            days.append(Chart(days_plot(analysis, treatment, truth=true_lifts, periods=periods), caption))
+            draw = partial(days_plot, analysis, treatment, truth=true_lifts, periods=periods)
+            days.append(Chart(draw, caption))
         if any(result.treatment == treatment for result in looked):
             caption = f"{treatment}: {_LOOKS_CAPTION.format(**shown)}"
-            looks.append(Chart(looks_plot(analysis, treatment), caption))
+            looks.append(Chart(partial(looks_plot, analysis, treatment), caption))
     decisions = [(f"{each.treatment}, " if several else "") + _decision(each) for each in looked]
     sections = [
         Section("Arms", tables=[arm_table(analysis)]),
@@ -271,7 +304,7 @@ def lift_plot(results: Sequence[Result], truth: float = nan) -> Figure:
 
     The dashed line is the true lift of clicks and conversions, unless it is NaN.
     """
-    figure = theme.new_figure(6.4, 1.0 + 0.75 * len(results))
+    figure = theme.new_figure(1.0 + 0.75 * len(results))
     axes = figure.add_subplot()
     theme.style_axes(axes, "x")
     axes.axvline(0, color=theme.INK, linestyle=":", linewidth=1)
@@ -348,13 +381,13 @@ def looks_plot(analysis: Analysis, treatment: str) -> Figure:
         shown = [*once, *always[len(always) // 2 :]]
         _limit(axes, [end for ends in shown if all(map(isfinite, ends)) for end in ends])
     _label_days(panels[-1], analysis.days)
-    theme.legend(panels[0], columns=3, place="lower right")
+    theme.legend(panels[0], columns=3, place="above")
     return figure
 
 
 def _panels(results: Sequence[Result]) -> tuple[Figure, list[Axes]]:
     """Return a panel for each metric, with a common axis of days."""
-    figure = theme.new_figure(7.2, 0.5 + 2.0 * len(results), layout="constrained")
+    figure = theme.new_figure(0.5 + 2.0 * len(results))
     panels: list[Axes] = list(figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0])
     for axes, result in zip(panels, results, strict=True):
         axes.axhline(0, color=theme.INK, linestyle=":", linewidth=1)
@@ -390,7 +423,7 @@ def _label_days(axes: Axes, days: Sequence[str]) -> None:
     def label(place: float, _: float) -> str:
         return theme.plain_label(days[int(place)]) if place == int(place) and 0 <= place < len(days) else ""
 
-    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.locator_params(axis="x", nbins=3 if theme.for_phone() else 6, integer=True)
     axes.xaxis.set_major_formatter(label)
     axes.set_xlabel("day")
 
@@ -411,14 +444,15 @@ def print_plans(plans: Sequence[Plan], requested: Plan, console: Console) -> Non
 def write_plans(plans: Sequence[Plan], requested: Plan, curve: Sequence[Plan], path: str | Path) -> None:
     """Write the page: a table of `plans`, and the `curve` of plans for tests of increasing duration."""
     table = plan_table(plans)
-    chart = Chart(plan_plot(curve, requested), _PLAN_CAPTION.format(power=100 * requested.power))
+    chart = Chart(partial(plan_plot, curve, requested), _PLAN_CAPTION.format(power=100 * requested.power))
     notes = _plan_notes(table, requested)
     sections = [
         Section("Users and days", paragraphs=[_ONE_OR_DAILY_LOOKS], tables=[table], notes=notes),
         Section("What a longer test finds", charts=[chart]),
     ]
     title = f"Plan of an A/B test: {requested.title}"
-    write_page(path, title, requested.sentence, sections, footer="urank abtest plan")
+    start = "run the test with `urank serve`, or assign users yourself, and read it with `urank abtest analyse`."
+    write_page(path, title, Summary(requested.sentence, next_step=start), sections)
 
 
 def plan_table(plans: Sequence[Plan]) -> Table:

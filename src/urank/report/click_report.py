@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from urank.config import to_jsonable
 from urank.errors import ConfigError
 from urank.log.inspection import wilson_interval
-from urank.report.page import Chart, Section, write_page
-from urank.report.style import COLOURS, GREY, INK, legend, new_axes, plain_label, svg
+from urank.report.page import Chart, Section, Summary, notebook_html, write_page
+from urank.report.style import COLOURS, GREY, INK, legend, new_axes, plain_label, position_axes, svg
 from urank.report.tables import UNKNOWN, Table, bar, print_tables
 from urank.storage import new_file
 
@@ -91,6 +93,19 @@ class FitReport:
                 clauses.append(f"{'not comparable with' if isnan(change) else size} {_IN_WORDS.get(name, name)}")
         return ", ".join(clauses)
 
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each split and contender."""
+        rows = [
+            {"split": split, "model": name, **{key: value for key, value in vars(each).items() if key != "by_position"}}
+            for split, contenders in self.qualities.items()
+            for name, each in contenders.items()
+        ]
+        return pl.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        """Return the view in a notebook."""
+        return notebook_html(fit_summary(self), fit_sections(self)[:2])
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, with null for numbers that are not finite."""
         qualities = {split: {name: each.to_dict() for name, each in of.items()} for split, of in self.qualities.items()}
@@ -112,15 +127,27 @@ def print_fit(report: FitReport, console: Console) -> None:
 
 def write_fit(report: FitReport, path: str | Path) -> None:
     """Write the page with plots."""
-    title = f"Click model: {report.name}"
-    write_page(path, title, f"{report.sentence}.", fit_sections(report), footer="urank train")
+    write_page(path, f"Click model: {report.name}", fit_summary(report), fit_sections(report))
+
+
+def fit_summary(report: FitReport) -> Summary:
+    """Return in plain words whether the click model learned anything."""
+    constant = report.qualities[report.split].get("constant")
+    change = nan if constant is None else _relative_change(report.quality.log_loss, constant.log_loss)
+    answer, tone = "The click model is trained.", ""
+    if change < 0:
+        answer, tone = "The click model predicts clicks better than their mean rate does.", "good"
+    elif change >= 0:
+        answer, tone = "The click model predicts clicks no better than their mean rate does: do not use it.", "bad"
+    evaluate = "`urank evaluate MODEL LOG` estimates what its ranking would earn."
+    return Summary(answer, f"{report.sentence}.", evaluate, tone)
 
 
 def fit_sections(report: FitReport) -> list[Section]:
     """Return the sections of the page."""
     contenders = {name: each for name, each in report.qualities[report.split].items() if name != "constant"}
     by_position = Chart(
-        rates_by_position({report.name: report.quality, **contenders}),
+        partial(rates_by_position, {report.name: report.quality, **contenders}),
         f"Predicted and observed click rate by position on the {report.split} split; a bar is the 95 % interval.",
     )
     sections = [
@@ -129,12 +156,17 @@ def fit_sections(report: FitReport) -> list[Section]:
     ]
     if report.reliability:
         caption = "Predicted and observed click rate of bins of about equally many rows; a bar is the 95 % interval."
-        sections.append(Section("Calibration", charts=[Chart(reliability_plot(report.reliability), caption)]))
+        sections.append(Section("Calibration", charts=[Chart(partial(reliability_plot, report.reliability), caption)]))
     if report.truth is not None:
         sections.append(Section("Against the truth", tables=[_truth_table(report.truth)]))
-    rounds = [Chart(loss_curves(report.history), "Log loss by training round.")] if report.history else []
+    rounds = [loss_chart(report.history)] if report.history else []
     sections.append(Section("The fit", charts=rounds, tables=[_settings_table(report)]))
     return sections
+
+
+def loss_chart(history: Sequence[Mapping[str, float]]) -> Chart:
+    """Return the chart of `loss_curves`."""
+    return Chart(partial(loss_curves, history), "Log loss by training round.")
 
 
 def fit_tables(report: FitReport) -> Iterator[Table]:
@@ -231,7 +263,7 @@ def loss_curves(history: Sequence[Mapping[str, float]]) -> Figure:
 
 def reliability_plot(reliabilities: Mapping[str, Reliability]) -> Figure:
     """Plot observed against predicted rates; a calibrated model lies on the diagonal."""
-    figure, axes = new_axes("predicted click rate", "observed click rate", width=4.6, height=4.2)
+    figure, axes = new_axes("predicted click rate", "observed click rate", height=4.2)
     top = 0.0
     for colour, (name, bins) in zip(COLOURS, reliabilities.items(), strict=False):
         lengths = _bar_lengths(*map(np.array, (bins.observed, bins.low, bins.high)))
@@ -246,8 +278,8 @@ def reliability_plot(reliabilities: Mapping[str, Reliability]) -> Figure:
 
 def rates_by_position(qualities: Mapping[str, Quality]) -> Figure:
     """Plot predicted click rates by position for each model, and the observed ones with their 95 % intervals."""
-    figure, axes = new_axes("position", "click rate", integer_x=True)
     places = next(iter(qualities.values())).by_position
+    figure, axes = position_axes("click rate", len(places))
     shown = [k for k, each in enumerate(places) if each.rows > 0]
     rows, clicks = np.array([(places[k].rows, places[k].clicks) for k in shown], dtype=np.int64).reshape(-1, 2).T
     observed, position = clicks / rows, [k + 1 for k in shown]
@@ -281,7 +313,7 @@ def curve_table(curves: Sequence[ItemCurve], by: str) -> Table:
 
 def curve_figure(curves: Sequence[ItemCurve]) -> Figure:
     """Plot click probability by position, a line for each curve (the paper's Figure 1, right)."""
-    figure, axes = new_axes("position", "P(click | item, position)", integer_x=True)
+    figure, axes = position_axes("P(click | item, position)", max(len(curve.rate) for curve in curves))
     for index, curve in enumerate(curves):
         places, colour, label = range(1, len(curve.rate) + 1), COLOURS[index % len(COLOURS)], plain_label(curve.name)
         axes.plot(places, curve.rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=label)
@@ -298,4 +330,4 @@ def save_curves(curves: Sequence[ItemCurve], path: Path) -> None:
         if path.suffix == ".svg":
             working.write_text(svg(figure) + "\n", encoding="utf-8")
         else:
-            figure.savefig(working, format="png", dpi=150, bbox_inches="tight")
+            figure.savefig(working, format="png", dpi=150)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from rich.text import Text
 from urank.evaluation.policy_evaluation import CALIBRATION_LEVELS, MISFIT_LEVEL, Cell, Specification
 from urank.log.splits import SPLITS
 from urank.report import style as theme
-from urank.report.page import Chart, Section, write_page
+from urank.report.page import Chart, Section, Summary, notebook_html, write_page
 from urank.report.tables import UNKNOWN, Table, Units, counted, number, p_text, percent, print_tables, print_warnings
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ _METHOD = {
     "snips": "clicks on items that keep their logged position count, each divided by the probability that the logging "
     "policy put the item there, and the sum is divided by that of these weights",
 }
+POLICIES = {
+    "logged": "the order that the log shows",
+    "match": "items are assigned to positions such that the expected utility of the whole list, by the click model, is "
+    "largest",
+    "score": "a network or trees, trained for the order with the highest utility, score each item, and the list is "
+    "sorted by the scores",
+    "ctr1": "the list is sorted by the expected utility of each item at position 1, as rankers by relevance do",
+    "random": "a shuffled list, for scale: a sensible ranker earns more",
+}
+"""The meaning of the names of policies."""
 _INTERVALS = (
     "A query is one observation, however many lists it has. Differences are paired by query, so two policies may "
     "differ significantly although their own intervals overlap. Percentages are relative to the logged order. Each "
@@ -102,18 +113,18 @@ def print_evaluation(
     policy: str | None = None,
     reference: ReferenceValues | None = None,
     notes: Sequence[str] = (),
-    next_steps: str | None = None,
+    next_step: str = "",
 ) -> None:
-    """Print the answer, the notes on it and the next steps, then the tables, then the warnings.
+    """Print the answer, the notes on it and the next step, then the tables, then the warnings.
 
-    The answer is about the named policy, which is the one to be shipped: choosing the best would overstate it. Next
-    steps are printed only if it earns significantly more than the logged order.
+    The answer is about the named policy, which is the one to be shipped: choosing the best would overstate it. The next
+    step is printed only if it earns significantly more than the logged order.
     """
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
     style = "bold" if subject is None else _STYLES[-1 if evaluation.alarms else _significance(subject)]
     console.print(Text(evaluation_headline(evaluation, policy), style=style))
     gains = subject is not None and _significance(subject) > 0 and not evaluation.alarms
-    for note in (*notes, *([next_steps] if next_steps is not None and gains else [])):
+    for note in (*notes, *([f"Next: {next_step}"] if next_step and gains else [])):
         console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print()
     found = evaluation.randomised
@@ -125,11 +136,22 @@ def print_evaluation(
 
 
 def write_evaluation(
-    evaluation: Evaluation, path: str | Path, policy: str | None = None, reference: ReferenceValues | None = None
+    evaluation: Evaluation,
+    path: str | Path,
+    policy: str | None = None,
+    reference: ReferenceValues | None = None,
+    next_step: str = "",
 ) -> None:
-    """Write the page with the plots; its lead is about the named policy, or the best."""
-    lead = evaluation_lead(evaluation, policy, reference)
-    write_page(path, "Evaluation", lead, evaluation_sections(evaluation, reference), footer="urank evaluate")
+    """Write the page with the plots; its summary is about the named policy, or the best."""
+    summary = evaluation_summary(evaluation, policy, reference, next_step)
+    write_page(path, "Evaluation", summary, evaluation_sections(evaluation, reference))
+
+
+def evaluation_html(evaluation: Evaluation) -> str:
+    """Return the view in a notebook."""
+    beware = Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None
+    sections = [policy_section(evaluation), randomised_section(evaluation), beware]
+    return notebook_html(evaluation_summary(evaluation, evaluation.main), sections)
 
 
 def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | None = None) -> list[Section]:
@@ -146,18 +168,25 @@ def evaluation_sections(evaluation: Evaluation, reference: ReferenceValues | Non
         f"{_calibration_result(evaluation.specification)}."
     )
     misfits = calibration_table(evaluation.specification)
-    charts, table = _forest_charts(evaluation, reference), policy_table(evaluation, reference)
     sections = [
-        Section("Policies side by side", charts=charts, tables=[table]),
+        policy_section(evaluation, reference),
         randomised_section(evaluation),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
-        Section("By cutoff", charts=[Chart(cutoffs_plot(evaluation), by_cutoff)]),
+        Section("By cutoff", charts=[Chart(partial(cutoffs_plot, evaluation), by_cutoff)]),
         Section("By estimator", paragraphs=[estimators], tables=[estimator_table(evaluation)]),
         support_section(evaluation),
         Section("Is the click model right?", paragraphs=[tested], tables=[] if misfits is None else [misfits]),
         Section("How these numbers are made", paragraphs=list(method_paragraphs(evaluation, reference))),
     ]
     return [section for section in sections if section is not None]
+
+
+def policy_section(evaluation: Evaluation, reference: ReferenceValues | None = None) -> Section:
+    """Return the section that compares the policies, with the meaning of their names."""
+    names = {policy.name.rpartition(" ")[2] for policy in evaluation.policies}
+    terms = {name: meaning for name, meaning in POLICIES.items() if name in names}
+    charts, table = _forest_charts(evaluation, reference), policy_table(evaluation, reference)
+    return Section("Policies side by side", charts=charts, terms=terms, tables=[table])
 
 
 def randomised_section(evaluation: Evaluation) -> Section | None:
@@ -238,10 +267,45 @@ def evaluation_headline(evaluation: Evaluation, policy: str | None = None) -> st
     return f"{headline} But do not trust this: {'; '.join(alarms)}." if alarms else headline
 
 
-def evaluation_lead(evaluation: Evaluation, policy: str | None = None, reference: ReferenceValues | None = None) -> str:
-    """Return the lead of a page: the answer, and the evidence for it."""
-    sentence = _first_upper(evaluation_sentence(evaluation, policy, reference))
-    return f"{evaluation_headline(evaluation, policy)} {sentence}."
+def after_a_gain(model: str | Path, log: str | Path) -> str:
+    """Return what to do with a model that would earn more than the order of a log."""
+    return f"`urank guard {model} {log}` for a safe first launch, `urank abtest plan` for a test on live traffic."
+
+
+def evaluation_summary(
+    evaluation: Evaluation,
+    policy: str | None = None,
+    reference: ReferenceValues | None = None,
+    next_step: str = "",
+) -> Summary:
+    """Return the answer in plain words, the evidence for it, and what to do; `next_step` is for a clear gain."""
+    subject = _best_policy(evaluation) if policy is None else evaluation[policy]
+    evidence = f"{_first_upper(evaluation_sentence(evaluation, policy, reference))}."
+    if subject is None or subject.difference is None or isnan(subject.difference.mean):
+        return Summary("There is no new ranking to compare with the logged order.", evidence)
+    if evaluation.alarms:
+        answer = f"Do not trust this estimate: {'; '.join(dict.fromkeys(evaluation.alarms))}."
+        return Summary(answer, evidence, "keep the logged order, and see what the log supports below.", "bad")
+    size, measure = evaluation_units(evaluation).size(subject.difference.mean), evaluation.measure
+    return {
+        1: Summary(
+            f"The new ranking would earn about {size} more {measure} than the logged order.",
+            evidence,
+            next_step or after_a_gain("MODEL", "LOG"),
+            "good",
+        ),
+        0: Summary(
+            "No clear gain: this log cannot tell the new ranking from the logged order.",
+            evidence,
+            "keep the logged order, or collect more lists and evaluate again.",
+        ),
+        -1: Summary(
+            f"Keep the logged order: the new ranking would earn about {size} less.",
+            evidence,
+            "see the warnings below, and try other features or `urank train` with another `--ranker`.",
+            "bad",
+        ),
+    }[_significance(subject)]
 
 
 def _first_upper(text: str) -> str:
@@ -450,7 +514,7 @@ def cutoffs_plot(evaluation: Evaluation) -> Figure:
     """Return the estimates at each cutoff with their 95 % intervals, policies side by side."""
     policies = _sorted(evaluation)
     places = list(policies[0].utility)
-    figure, axes = theme.new_axes("", f"{evaluation.measure} per list")
+    figure, axes = theme.new_axes("", f"{evaluation.measure} per list", height=max(3.4, 0.5 + 0.2 * len(policies)))
     steps = np.linspace(-0.3, 0.3, len(policies)) if len(policies) > 1 else np.zeros(1)
     for index, (policy, step) in enumerate(zip(policies, steps, strict=True)):
         colour, marker = (
@@ -495,7 +559,7 @@ def _forest_charts(evaluation: Evaluation, reference: ReferenceValues | None) ->
         "Differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, grey for "
         f"not significant.{mark}"
     )
-    charts = [Chart(estimates_plot(evaluation, reference), estimates)]
+    charts = [Chart(partial(estimates_plot, evaluation, reference), estimates)]
     if len(evaluation.policies) > 1:
-        charts.append(Chart(differences_plot(evaluation, reference), differences))
+        charts.append(Chart(partial(differences_plot, evaluation, reference), differences))
     return charts

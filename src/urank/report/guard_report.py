@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from urank.report.evaluation_report import ReferenceValues, evaluation_units, method_paragraphs, support_section
-from urank.report.page import Chart, Section, write_page
+from urank.report.page import Chart, Section, Summary, notebook_html, write_page
 from urank.report.style import BLUE, INK, difference_colour, draw_interval, draw_truth, legend, new_figure, style_axes
 from urank.report.tables import UNKNOWN, Table, as_sentence, number, p_text, percent, print_tables, print_warnings
 
@@ -47,8 +48,23 @@ def print_guard(levels: GuardLevels, console: Console, reference: ReferenceValue
 
 def write_guard(levels: GuardLevels, path: str | Path, reference: ReferenceValues | None = None) -> None:
     """Write the page with the plot."""
-    lead = as_sentence(levels.recommendation)
-    write_page(path, f"A guard on {levels.policy}", lead, guard_sections(levels, reference), footer="urank guard")
+    write_page(path, f"A guard on {levels.policy}", guard_summary(levels), guard_sections(levels, reference))
+
+
+def guard_html(levels: GuardLevels) -> str:
+    """Return the view in a notebook."""
+    return notebook_html(guard_summary(levels), guard_sections(levels)[:1])
+
+
+def guard_summary(levels: GuardLevels) -> Summary:
+    """Return the recommendation, and how to follow it."""
+    chosen = levels.recommended
+    if chosen is None:
+        following = "keep the logged order, and collect more clicks or a longer log."
+        return Summary(as_sentence(levels.recommendation), next_step=following)
+    option = "" if chosen.guard is None else f" --guard {chosen.guard}"
+    following = f"`urank rank MODEL CANDIDATES{option}` ranks like this; `urank abtest plan` sizes a live test."
+    return Summary(as_sentence(levels.recommendation), next_step=following, tone="good")
 
 
 def guard_sections(levels: GuardLevels, reference: ReferenceValues | None = None) -> list[Section]:
@@ -59,7 +75,7 @@ def guard_sections(levels: GuardLevels, reference: ReferenceValues | None = None
         "Above, differences to the logged order, paired by query, with 95 % intervals: green for more, red for less, "
         f"grey for not significant.{mark} Below, the mean number of places that an item moves."
     )
-    chart, rules = Chart(guard_plot(levels, reference), caption), [_KINDS[levels.kind], _RULE]
+    chart, rules = Chart(partial(guard_plot, levels, reference), caption), [_KINDS[levels.kind], _RULE]
     sections = [
         Section("Level by level", paragraphs=rules, charts=[chart], tables=[guard_table(levels, reference)]),
         Section("Beware", bullets=evaluation.warnings) if evaluation.warnings else None,
@@ -94,7 +110,7 @@ def guard_table(levels: GuardLevels, reference: ReferenceValues | None = None) -
 
 def guard_plot(levels: GuardLevels, reference: ReferenceValues | None = None) -> Figure:
     """Plot the difference of each level to the logged order, and below it the mean number of places moved."""
-    figure = new_figure(height=4.4)
+    figure = new_figure(4.4)
     gains, moves = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     _draw_gains(levels, gains, reference)
     moves.bar(range(len(levels.levels)), [level.moves.mean for level in levels.levels], color=BLUE, width=0.5)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from urank.log.identifiability import ranges
-from urank.log.inspection import Facts, Inspection, PositionRates
-from urank.report.page import Chart, Section, write_page
-from urank.report.style import COLOURS, legend, new_axes, new_figure, plain_label
+from urank.log.inspection import Facts, Inspection, LogVerdict, PositionRates
+from urank.report.page import Chart, Section, Summary, notebook_html, write_page
+from urank.report.style import COLOURS, legend, new_figure, plain_label, position_axes, position_ticks
 from urank.report.tables import UNKNOWN, Table, as_sentence, bar, bullet, print_tables
 
 if TYPE_CHECKING:
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 
 
 _CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are omitted."
+_ANSWERS = {
+    "learnable": "Yes: this log shows how clicks fall with position, so a better order can be learned from it.",
+    "partly learnable": "Partly: this log shows how clicks fall with position for some positions only.",
+    "not learnable": "No: this log does not show how clicks fall with position, so no order can be learned from it.",
+}
 _STYLES = {"learnable": "bold green", "partly learnable": "bold yellow", "not learnable": "bold red"}
 
 
@@ -37,42 +45,64 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
 
 def write_inspection(inspection: Inspection, path: str | Path) -> None:
     """Write the page with plots."""
-    name, sections = inspection.facts.name, inspection_sections(inspection)
-    title = f"Inspection of {Path(name).name}"
-    write_page(path, title, inspection_lead(inspection), sections, footer=f"urank inspect {name}")
+    title = f"Inspection of {Path(inspection.facts.name).name}"
+    write_page(path, title, inspection_summary(inspection), inspection_sections(inspection))
 
 
-def inspection_lead(inspection: Inspection) -> str:
-    """Return the verdict as a sentence."""
-    return as_sentence(inspection.verdict.sentence)
+def inspection_html(inspection: Inspection) -> str:
+    """Return the view in a notebook."""
+    summary, verdict = inspection_summary(inspection), inspection.verdict
+    if verdict.level != "not learnable":
+        summary = replace(summary, next_step="`urank.URank().fit(log)` learns a ranker from it.")
+    return notebook_html(summary, [*_verdict_sections(verdict), _click_section(inspection.facts)])
+
+
+def inspection_summary(inspection: Inspection) -> Summary:
+    """Return the verdict in plain words."""
+    facts, verdict = inspection.facts, inspection.verdict
+    counts = f"{facts.rows:,} impressions in {facts.lists:,} lists, with {facts.clicks:,} clicks"
+    if verdict.level == "not learnable":
+        return Summary(_ANSWERS[verdict.level], f"{as_sentence(verdict.sentence)} {counts}.", verdict.advice[0], "bad")
+    log = shlex.quote(facts.name) if Path(facts.name).exists() else "LOG"
+    run = f"`urank run {log} -o job`, with the same options for its columns, learns a ranker and estimates its gain."
+    tone = "good" if verdict.level == "learnable" else ""
+    return Summary(_ANSWERS[verdict.level], f"{as_sentence(verdict.sentence)} {counts}.", run, tone)
 
 
 def inspection_sections(inspection: Inspection) -> list[Section]:
     """Return the sections of the page."""
-    facts, verdict = inspection.facts, inspection.verdict
+    facts = inspection.facts
     graph, features = facts.interventions, list(_feature_tables(facts))
-    links = [] if graph.shared is None else [Chart(_link_map(graph.shared), "Items seen at both of two positions.")]
-    curve = Chart(click_curves({"all": facts.curve}), _CAPTION)
+    shared = graph.shared
+    links = [] if shared is None else [Chart(partial(_link_map, shared), "Items seen at both of two positions.")]
     by_group = [
         Section(
             f"Clicks by position and {group}",
-            charts=[Chart(click_curves(curves), f"{_CAPTION} The largest groups of {group}.")],
+            charts=[Chart(partial(click_curves, curves), f"{_CAPTION} The largest groups of {group}.")],
             tables=[_group_table(group, curves)],
         )
         for group, curves in _groups(facts).items()
     ]
     connected = f"Connected: {ranges(graph.joined)}. Not connected: {ranges(graph.lost) or UNKNOWN}."
     sections = [
-        Section("Why", bullets=verdict.reasons),
-        Section("Beware", bullets=verdict.warnings) if verdict.warnings else None,
-        Section("What to do", bullets=verdict.advice) if verdict.advice else None,
+        *_verdict_sections(inspection.verdict),
         Section("Counts", tables=[_overview_table(facts)]),
-        Section("Clicks by position", charts=[curve], tables=[_position_rate_table(facts)]),
+        _click_section(facts),
         *by_group,
         Section("Which positions can be compared", paragraphs=[connected], charts=links),
         Section("Features", tables=features) if features else None,
     ]
     return [section for section in sections if section is not None]
+
+
+def _verdict_sections(verdict: LogVerdict) -> list[Section]:
+    parts = {"Why": verdict.reasons, "Beware": verdict.warnings, "What to do": verdict.advice}
+    return [Section(title, bullets=lines) for title, lines in parts.items() if lines]
+
+
+def _click_section(facts: Facts) -> Section:
+    curve = Chart(partial(click_curves, {"all": facts.curve}), _CAPTION)
+    return Section("Clicks by position", charts=[curve], tables=[_position_rate_table(facts)])
 
 
 def inspection_tables(facts: Facts) -> Iterator[Table]:
@@ -154,13 +184,15 @@ def click_curves(curves: Mapping[str, PositionRates]) -> Figure:
     Positions with at most a tenth of the impressions of the group's most frequent position are omitted, since their
     wide intervals would hide the rest. With more than three groups there are no bands.
     """
-    figure, axes = new_axes("position", "click rate", integer_x=True)
+    often = {name: np.array(curve.impressions) > 0.1 * max(curve.impressions) for name, curve in curves.items()}
+    last = max(int(np.array(curve.position)[often[name]].max()) for name, curve in curves.items())
+    figure, axes = position_axes("click rate", last)
     for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
-        often = np.array(curve.impressions) > 0.1 * max(curve.impressions)
-        position, rate = np.array(curve.position)[often], np.array(curve.rate)[often]
+        shown = often[name]
+        position, rate = np.array(curve.position)[shown], np.array(curve.rate)[shown]
         axes.plot(position, rate, color=colour, marker="o", markersize=3, linewidth=1.5, label=plain_label(name))
         if len(curves) <= 3:
-            low, high = np.array(curve.low)[often], np.array(curve.high)[often]
+            low, high = np.array(curve.low)[shown], np.array(curve.high)[shown]
             axes.fill_between(position, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
     if len(curves) > 1:
@@ -170,13 +202,19 @@ def click_curves(curves: Mapping[str, PositionRates]) -> Figure:
 
 def _link_map(shared: NDArray[np.int64]) -> Figure:
     """Plot how many items were seen at both of two positions as a heat map without its diagonal."""
-    figure = new_figure(4.4, 3.6)
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    figure = new_figure(3.8)
     axes = figure.add_subplot()
     links = shared.astype(float)
     np.fill_diagonal(links, np.nan)
     K = len(links)
-    image = axes.imshow(links, cmap="Blues", vmin=0, extent=(0.5, K + 0.5, K + 0.5, 0.5), interpolation="nearest")
-    axes.set(xlabel="position", ylabel="position")
-    axes.locator_params(integer=True)
+    blue = to_rgb(COLOURS[0])
+    # Transparent where there are few, so that it is readable on light and dark pages.
+    colours = LinearSegmentedColormap.from_list("links", [(*blue, 0.0), (*blue, 1.0)])
+    extent = (0.5, K + 0.5, K + 0.5, 0.5)
+    image = axes.imshow(links, cmap=colours, vmin=0, extent=extent, interpolation="nearest", aspect="auto")
+    ticks = position_ticks(K)
+    axes.set(xlabel="position", ylabel="position", xticks=ticks, yticks=ticks)
     figure.colorbar(image, label="items seen at both")
     return figure

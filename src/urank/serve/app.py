@@ -283,7 +283,10 @@ class Routes:
 
     async def samples(self, _: Request) -> Response:
         samples = enumerate(self.service.samples)
-        listed = [{"number": n, "query_id": each.query_id, "items": len(each.candidates)} for n, each in samples]
+        listed = [
+            {"number": n, "query_id": each.query_id, "items": len(each.candidates), "moved": each.moved}
+            for n, each in samples
+        ]
         return _json({"samples": listed})
 
     async def sample(self, request: Request) -> Response:

@@ -105,14 +105,14 @@ class RankedList:
     ranks: Ints  # [m], the rank of each before exploration
     policy: str  # logging policy: the model version, and the kind of exploration if it was applied
     score: Floats | None  # [m]; None unless they were ranked by score
-    click: Doubles  # [m], P(click); NaN beyond the positions that the model knows
+    probability: Doubles  # [m], P(click), or that of the goal; NaN beyond the positions that the model knows
     utility: Doubles  # [m], expected utility
 
     def answer(self, lists: RequestLists, ranking_id: str) -> Ranking:
         """Return the answer for this list."""
         rows, utilities = self.rows.tolist(), self.utility.tolist()
         scores = [None] * len(rows) if self.score is None else self.score.tolist()
-        clicks = [None if click != click else click for click in self.click.tolist()]
+        probabilities = [None if p != p else p for p in self.probability.tolist()]
         ids = [lists.item_ids[row] for row in rows]
         return Ranking(
             ranking_id=ranking_id,
@@ -122,7 +122,7 @@ class RankedList:
             policy=self.policy,
             arm=self.arm,
             utility=sum(utilities),
-            items=tuple(map(RankedItem, ids, range(1, len(rows) + 1), scores, clicks, utilities)),
+            items=tuple(map(RankedItem, ids, range(1, len(rows) + 1), scores, probabilities, utilities)),
         )
 
 
@@ -134,14 +134,14 @@ def write_arrow(rankings: Sequence[RankedList], lists: RequestLists, ranking_ids
         return pa.array(np.repeat(np.array(list(texts), dtype=object), lengths), pa.string())
 
     scores = [np.full(len(each.rows), np.nan, np.float32) if each.score is None else each.score for each in rankings]
-    score, click = np.concatenate(scores), np.concatenate([each.click for each in rankings])
+    score, probability = np.concatenate(scores), np.concatenate([each.probability for each in rankings])
     columns = {
         "ranking_id": repeated(ranking_ids),
         "query_id": repeated(lists.query_ids[each.number] for each in rankings),
         "item_id": pa.array([lists.item_ids[row] for each in rankings for row in each.rows.tolist()], pa.string()),
         "position": pa.array([k for length in lengths for k in range(1, length + 1)], pa.int32()),
         "score": pa.array(score, mask=np.isnan(score)),
-        "click": pa.array(click, mask=np.isnan(click)),
+        "probability": pa.array(probability, mask=np.isnan(probability)),
         "utility": pa.array(np.concatenate([each.utility for each in rankings])),
         "method": repeated(each.method for each in rankings),
         "policy": repeated(each.policy for each in rankings),
@@ -239,7 +239,7 @@ def _rank_by_model(
                     ranks=ranks,
                     policy=policy,
                     score=None if score is None else score[own],
-                    click=click,
+                    probability=click,
                     utility=utility,
                 )
             )

@@ -140,7 +140,7 @@ class UserSplit:
         try:
             share = float(self.share_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            message = f"--test-share {self.share_file} must be a number, or a file with a number from 0 to 1"
+            message = f"--arm-b-share {self.share_file} must be a number, or a file with a number from 0 to 1"
             raise ConfigError(message) from error
         return replace(self, share=share)
 

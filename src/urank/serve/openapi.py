@@ -28,6 +28,7 @@ from urank.client.wire_schemas import (
     Reloaded,
 )
 from urank.ranking.matching import METHODS
+from urank.report.style import theme_css
 from urank.serve.playground import html_page
 from urank.serve.request_arrays import ARROW_TYPE, FLOAT32_BOUND
 from urank.serve.request_schemas import PROBLEM_JSON, ProblemBody
@@ -159,7 +160,7 @@ def _any_of(names: Iterable[str]) -> dict[str, Any]:
 def docs_page(document: dict[str, Any]) -> Response:
     """Return the page of an OpenAPI document."""
     schemas = {name: _schema_text(schema) for name, schema in sorted(document["components"]["schemas"].items())}
-    return html_page(_TEMPLATES.get_template("docs.html").render(document=document, schemas=schemas))
+    return html_page(_TEMPLATES.get_template("docs.html").render(document=document, schemas=schemas, theme=theme_css()))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -21,18 +21,23 @@ from starlette.responses import Response
 
 from urank.errors import ConfigError
 from urank.log.reader import read
+from urank.report.style import theme_css
 
 MAX_SAMPLES = 50
 
 
 @dataclass(frozen=True)
 class PlaygroundSample:
-    """A logged list: its candidates as in a request, the item ids in the order shown, and those clicked."""
+    """A logged list: its candidates as in a request, the item ids in the order shown, and those clicked.
+
+    `moved` is the mean number of places between an item's position in the log and that by the server.
+    """
 
     query_id: str
     candidates: list[dict[str, Any]]
     logged: list[str]
     clicked: list[str]
+    moved: float = 0.0
 
 
 def read_samples(
@@ -81,8 +86,9 @@ def html_page(page: str) -> Response:
 
 @cache
 def playground() -> str:
-    """Return the page of the playground."""
-    return files("urank.serve").joinpath("playground.html").read_text(encoding="utf-8")
+    """Return the page of the playground, in the theme of the reports."""
+    page = files("urank.serve").joinpath("playground.html").read_text(encoding="utf-8")
+    return page.replace("/* theme.css */", theme_css())
 
 
 @cache

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec import json
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -32,13 +33,13 @@ from urank.serve import postgres_sink, sqlite_sink
 from urank.serve.feedback_records import FeedbackColumns, FeedbackRecord, ShadowRecord, new_home, new_ranking_id
 from urank.serve.feedback_sink import FeedbackSink
 from urank.serve.item_store import FileState, file_state, load_items, put_items
-from urank.serve.list_ranking import RankedList, log_columns, log_record, rank_lists, shadow_orders
+from urank.serve.list_ranking import RankedList, explain, log_columns, log_record, rank_lists, shadow_orders
 from urank.serve.logs import REQUEST
 from urank.serve.models import ActiveModels, ModelSources, load_models, resume_models
 from urank.serve.playground import PlaygroundSample, read_samples
 from urank.serve.processes import SHARED_FOLDER
 from urank.serve.request_arrays import MISSING, CandidateReader, RequestLists
-from urank.serve.request_schemas import Event, Problem, RequestTypes, request_types
+from urank.serve.request_schemas import Event, Problem, RequestTypes, parse, request_types
 from urank.serve.server_settings import ServeConfig
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -237,7 +238,7 @@ class Service:
                 return False
             self._set_model_info(before, 0)
             self._set_model_info(contexts, 1)
-            self.samples = self._read_samples()
+            self.samples = await loop.run_in_executor(self._background, self._read_samples)
             self.metrics.reloads.labels("reloaded").inc()
             logger.info("the model is now %s", self.context.active.main.version)
             return True
@@ -324,16 +325,31 @@ class Service:
                     self.metrics.model.labels(part, model.version).set(value)
 
     def _read_samples(self) -> list[PlaygroundSample]:
-        """Read the lists of the playground, if the log has the features of the models."""
+        """Read the lists of the playground, if the log has the features of the models; those that change most first."""
         if self.config.sample is None or not self.config.playground:
             return []
+        active = self.context.active
         try:
-            return read_samples(self.config.sample, self.context.active.numeric, self.context.active.categorical)
+            samples = read_samples(self.config.sample, active.numeric, active.categorical)
+            found = [replace(sample, moved=self._places_moved(sample)) for sample in samples]
+            return sorted(found, key=lambda sample: -sample.moved)
         except UrankError as error:
             if not hasattr(self, "samples"):  # at the start, fail instead
                 raise
             logger.warning("the playground has no samples any more: %s", error)
             return []
+
+    def _places_moved(self, sample: PlaygroundSample) -> float:
+        """Return the mean number of places between an item's position in the log and in the order that is served."""
+        context = self.context
+        try:
+            query = parse(context.types.explain, json.encode({"candidates": sample.candidates}))
+            found = explain(context.active, context.reader.lists([query], batch=False), {})
+        except Problem:  # the page shows it
+            return 0.0
+        served = next(order.items for order in found.orders if order.name == found.method)
+        logged = {item: place for place, item in enumerate(sample.logged)}
+        return float(np.mean([abs(logged[item] - place) for place, item in enumerate(served)]))
 
     def _rank(self, context: RequestContext, lists: RequestLists) -> tuple[list[RankedList], float]:
         started = time.perf_counter()
