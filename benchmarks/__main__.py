@@ -37,7 +37,7 @@ NAMES = (
     "abtest",
     "serve",
     "real",
-    "matrix",
+    "map",
     "judge",
 )
 
@@ -56,9 +56,9 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "resume": {"type": Path, "metavar": "PATH", "help": "JSON lines to resume from and append to"},
         "workers": {"type": int, "help": "number of processes"},
     },
-    "matrix": {
+    "map": {
         "queries": {"nargs": "+", "type": int, "help": "numbers of queries to learn from"},
-        "seed": {"type": int, "help": "the first of three seeds; 400 and up for choosing, 900 to report"},
+        "seed": {"type": int, "help": "the first seed; 400 and up for choosing, 900 to report"},
         "resume": {"type": Path, "metavar": "PATH", "help": "JSON lines to resume from and append to"},
         "workers": {"type": int, "help": "number of processes"},
     },

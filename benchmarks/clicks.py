@@ -25,15 +25,16 @@ import urank
 from benchmarks.harness import REAL_DATA, Bar, median_seconds, peak_memory
 from benchmarks.log import write_log
 from benchmarks.simulated import simulated
+from urank.clicks.click_settings import ClickConfig, ClickFamily, GbdtConfig
 from urank.clicks.families import build_network, click_loss
-from urank.clicks.fitting import ClickConfig, ClickFamily, Fit, fit_clicks, predictions
-from urank.clicks.trees import GbdtConfig
+from urank.clicks.fitting import Fit, fit_clicks, predictions
 from urank.evaluation.click_quality import quality
 from urank.lab.letor_simulation import SimulationConfig
 from urank.lab.truth import oracle_predictions, read_truth
 from urank.learning.batches import Batch, Stream
 from urank.learning.features import Featurizer
-from urank.learning.training import TrainingConfig, seeded, train
+from urank.learning.training import seeded, train
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import at_positions
 

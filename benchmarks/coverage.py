@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import urank
 from benchmarks.harness import Bar
-from urank.clicks.fitting import ClickConfig, ClickFamily
+from urank.clicks.click_settings import ClickConfig, ClickFamily
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies
 from urank.lab.letor_simulation import SimulationConfig, simulate
@@ -77,7 +77,7 @@ def coverage(folder: Path, logs: int) -> Iterator[Bar]:
 def _population(folder: Path, user: User, logs: int) -> None:
     """One large simulation, cut into logs of 400 queries, and the true mean utility of each policy over all of it."""
     folder.mkdir(parents=True)
-    config = SimulationConfig(user=user, queries=QUERIES * logs, sessions=5, features=10, truth="all", seed=1)
+    config = SimulationConfig(user=user, queries=QUERIES * logs, sessions=5, features=10, truth_split="all", seed=1)
     simulation = simulate(config)
     number = simulation.log["query_id"].rle_id() // QUERIES
     log = simulation.log.drop("relevance", "propensity", "policy").with_columns(part=number)

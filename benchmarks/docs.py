@@ -1,6 +1,6 @@
-"""Pages from the results: `docs/benchmarks.md`, and the tables of the paper's experiments in other pages.
+"""Pages from the results: `docs/benchmarks.md`, `docs/map.md`, and tables of the paper's experiments in other pages.
 
-In `docs/benchmarks.md` figures come from the JSON, and what is said of them from `texts.toml`. In the other pages a
+In the first two, figures come from the JSON, and what is said of them from `texts.toml`. In the other pages a
 table from `benchmarks/results/reproduce.json` is between `<!-- figure: NAME -->` and `<!-- /figure -->`, with a name
 of `BLOCKS`. Any other figure is certified by `<!-- measured: COMMAND | COMMIT | DATE -->` in its section.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import REPRODUCTION, RESULTS
+from benchmarks.map import RIVALS
 from benchmarks.plots import IMAGES, draw, image_name
 from urank.evaluation.intervals import normal_interval
 from urank.lab.experiment_results import METRICS, STORE_METRICS
@@ -25,6 +26,7 @@ from urank.lab.provenance import defect
 
 TEXTS = Path(__file__).parent / "texts.toml"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+MAP = PAGE.with_name("map.md")
 
 
 def write_docs() -> None:
@@ -32,6 +34,7 @@ def write_docs() -> None:
     for results in read_results().values():
         draw(results, IMAGES)
     PAGE.write_text(page(), encoding="utf-8")
+    MAP.write_text(map_page(), encoding="utf-8")
     if REPRODUCTION.is_file():
         found = json.loads(REPRODUCTION.read_text(encoding="utf-8"))
         for path in PAGES:
@@ -52,7 +55,9 @@ def page(folder: Path = RESULTS) -> str:
         raise SystemExit(f"{TEXTS} must have a section for each benchmark; '{untold[0]}' has none")
     parts = ["# Benchmarks", texts["introduction"].strip()]
     for section in texts["section"]:
-        if section["name"] in results:
+        if own := section.get("page"):
+            parts += [f"## {section['title']}", f"`python -m benchmarks {section['name']}`: see [its page]({own})."]
+        elif section["name"] in results:
             parts += _section(section, results[section["name"]])
     return "\n\n".join(parts) + "\n"
 
@@ -175,6 +180,7 @@ def _claims(found: dict[str, Any]) -> str:
         "RQ1": "curve_claims",
         "RQ2": "architecture_claims",
         "Section 6.1": "store_claims",
+        "Section 6.2": "live_claims",
     }
     holds = {True: "yes", False: "no", None: "undecided"}
     rows = [
@@ -243,7 +249,7 @@ def _bars_table(bars: list[dict[str, Any]], digits: int) -> str:
 
 
 def _figure_table(figure: dict[str, Any]) -> str:
-    tables = {"frontier": _frontier_table, "growth": _growth_table, "real": _real_table, "matrix": _matrix_table}
+    tables = {"frontier": _frontier_table, "growth": _growth_table, "real": _real_table}
     return tables[figure["kind"]](figure["title"], figure["data"])
 
 
@@ -291,17 +297,110 @@ def _real_table(title: str, data: dict[str, Any]) -> str:
     return _table(header, rows)
 
 
-def _matrix_table(title: str, data: dict[str, Any]) -> str:
-    names = [name for name in data["rows"][0]["ratios"] if name != "logged"]
-    rows = [
-        [
-            row["cell"],
-            *(f"{row['ratios'][name]:.4f}" if name in row["ratios"] else "–" for name in names),
-            "; ".join(f"{pair} (z {row['differences'][pair]['z']:.1f})" for pair in row["flags"]),
-        ]
-        for row in data["rows"]
+def map_page(folder: Path = RESULTS) -> str:
+    """The page of the map: what was done, where U-rank wins, ties and loses, and all figures, once measured."""
+    texts = tomllib.loads(TEXTS.read_text(encoding="utf-8"))
+    section = next(each for each in texts["section"] if each["name"] == "map")
+    parts = [f"# {section['title']}", section["text"].strip()]
+    results = read_results(folder).get("map")
+    if results is None:
+        return "\n\n".join([*parts, "It was not measured yet."]) + "\n"
+    rows = [row for figure in results["figures"] for row in figure["data"]["rows"]]
+    parts += ["## The map", measured_at(results), *_verdict(rows), _map_grid(rows)]
+    parts += [
+        "True clicks of the default relative to the logged order. The squares compare the default with ctr1, LightGBM "
+        "150 and the logged order, in this order: 🟩 it wins, ⬜ they tie, 🟥 it loses.",
+        f"![{section['title']}](images/{image_name('map')})",
+        "*The same differences in percent of the clicks of the logged order.*",
+        _comparisons_table(rows),
+        "True clicks relative to the logged order, with standard errors over seeds:",
+        *(_map_table(figure["title"], figure["data"]["rows"]) for figure in results["figures"]),
     ]
-    return _table([title, *names, "significantly below"], rows)
+    return "\n\n".join(parts) + "\n"
+
+
+SQUARES = {"win": "🟩", "tie": "⬜", "loss": "🟥"}
+
+
+def _verdict(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield in words where the default wins, ties and loses."""
+    for rival in RIVALS[:3]:
+        pair = f"default − {rival}"
+        by_outcome: dict[str, list[dict[str, Any]]] = {"win": [], "tie": [], "loss": []}
+        for row in rows:
+            if pair in row["differences"]:
+                by_outcome[row["differences"][pair]["outcome"]].append(row)
+        wins, ties, losses = by_outcome.values()
+        total = len(wins) + len(ties) + len(losses)
+        name = "the logged order" if rival == "logged" else rival
+        text = (
+            f"**Against {name}** the default wins {len(wins)} of {total} cells, ties {len(ties)}, loses {len(losses)}"
+        )
+        text += f" (by chance alone about {total / 44:.0f} would be lost)." if total >= 44 else "."
+        text += f" It wins with {_users(wins, rows)}." if wins else ""
+        text += f" It never wins with {', '.join(never)}." if (never := _without(wins, rows)) else ""
+        text += f" It loses with {'; '.join(_lost(row, pair) for row in losses)}." if losses else ""
+        yield text
+
+
+def _users(some: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """Name the users of some cells, and in how many of all their cells."""
+    counts = {
+        users: sum(row["users"] == users for row in some) for users in dict.fromkeys(row["users"] for row in some)
+    }
+    every = {users: sum(row["users"] == users for row in rows) for users in counts}
+    return ", ".join(f"{users} ({count} of {every[users]})" for users, count in counts.items())
+
+
+def _without(wins: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[str]:
+    won = {row["users"] for row in wins}
+    return [users for users in dict.fromkeys(row["users"] for row in rows) if users not in won]
+
+
+def _lost(row: dict[str, Any], pair: str) -> str:
+    found = row["differences"][pair]
+    return f"{row['cell']} ({100 * found['mean']:+.1f} %, z {found['z']:.1f})"
+
+
+def _map_grid(rows: list[dict[str, Any]]) -> str:
+    """The map itself: users by kinds of logs, the default's clicks and the squares."""
+    kinds = dict.fromkeys(row["cell"].removeprefix(f"{row['users']}/") for row in rows)
+    table = []
+    for users in dict.fromkeys(row["users"] for row in rows):
+        own = {row["cell"].removeprefix(f"{users}/"): row for row in rows if row["users"] == users}
+        table.append([users, *(_map_cell(own[kind]) if kind in own else "" for kind in kinds)])
+    return _table(["users / queries", *kinds], table)
+
+
+def _map_cell(row: dict[str, Any]) -> str:
+    squares = (SQUARES[row["differences"][f"default − {rival}"]["outcome"]] for rival in RIVALS[:3])
+    return f"{row['ratios']['default']:.3f} {''.join(squares)}"
+
+
+def _comparisons_table(rows: list[dict[str, Any]]) -> str:
+    """How often each of our methods wins, ties and loses against each rival, and where it loses."""
+    table = []
+    for pair in dict.fromkeys(pair for row in rows for pair in row["differences"]):
+        known = [row for row in rows if pair in row["differences"]]
+        outcomes = [row["differences"][pair]["outcome"] for row in known]
+        mean = 100 * float(np.mean([row["differences"][pair]["mean"] for row in known]))
+        lost = [row for row, found in zip(known, outcomes, strict=True) if found == "loss"]
+        counts = [str(outcomes.count(each)) for each in SQUARES]
+        table.append([pair, *counts, f"{mean:+.1f} %", _users(lost, rows)])
+    return _table(["comparison", "wins", "ties", "losses", "mean difference / logged", "loses with"], table)
+
+
+def _map_table(title: str, rows: list[dict[str, Any]]) -> str:
+    names = [name for name in rows[0]["ratios"] if name != "logged"]
+    table = [[row["cell"], *(_with_error(row, name) for name in names)] for row in rows]
+    return _table([title, *names], table)
+
+
+def _with_error(row: dict[str, Any], name: str) -> str:
+    if name not in row["ratios"]:
+        return "–"
+    error = row["errors"][name]
+    return f"{row['ratios'][name]:.3f}" + (f" ± {error:.3f}" if error is not None else "")
 
 
 def number(value: float, digits: int) -> str:

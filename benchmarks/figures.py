@@ -22,7 +22,7 @@ from urank.lab.provenance import commit, defect, provenance
 
 BUILD = Path("build/figures")
 SEEDS = 5
-RESUMABLE = ("judge", "matrix")
+RESUMABLE = ("judge", "map")
 console = Console(stderr=True)
 
 

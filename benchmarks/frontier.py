@@ -35,16 +35,18 @@ from benchmarks.peers import all_peers, rows_of
 from benchmarks.simulated import simulated
 from benchmarks.truth import Candidates
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.lab.letor_simulation import SimulationConfig
 from urank.learning.features import Inputs, fit_featurizer
 from urank.learning.lightgbm_data import matrix
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import pad, where_items
 from urank.ranking.matching import match
-from urank.ranking.urank_network import RankerConfig, fit_urank
-from urank.ranking.urank_trees import TreesConfig, fit_trees
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_network import fit_urank
+from urank.ranking.urank_trees import fit_trees
 
 THREADS = 2
 """Of everyone; a quick run has one, as it may be run beside other work."""
@@ -116,14 +118,14 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Bar | Figure]:
 def _parts(*, quick: bool) -> dict[str, tuple[str, list[SimulationConfig]]]:
     seeds = range(1 if quick else 3)
     size = {"queries": 300} if quick else {}
-    found = {"simulation": ("default simulation", [SimulationConfig(seed=s, truth="all", **size) for s in seeds])}
+    found = {"simulation": ("default simulation", [SimulationConfig(seed=s, truth_split="all", **size) for s in seeds])}
     data = REAL_DATA / "mslr"
     if not data.is_dir():
         console.print(f"no real data at {data}: MSLR is left out")
         return found
     shares = {"sessions": 20 if quick else 200, "valid": 0.2, "test": 0.3}
     return found | {
-        "mslr": ("MSLR", [SimulationConfig(data=str(data), seed=s, truth="all", **shares) for s in seeds]),
+        "mslr": ("MSLR", [SimulationConfig(data=str(data), seed=s, truth_split="all", **shares) for s in seeds]),
     }
 
 

@@ -31,13 +31,16 @@ from rich.console import Console
 
 import urank
 from benchmarks.harness import Bar, Figure, median_seconds
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.learning.batches import Stream, train_and_valid
 from urank.learning.features import Inputs, fit_featurizer
-from urank.learning.training import TrainingConfig, seeded
+from urank.learning.training import seeded
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.ranking.urank_network import RankerConfig, build_scorer, fit_by_swaps
-from urank.ranking.urank_trees import TreesConfig, grow_by_swaps
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_network import build_scorer, fit_by_swaps
+from urank.ranking.urank_trees import grow_by_swaps
 
 TREES = 20
 REPEATS = 3
@@ -131,7 +134,7 @@ def _trainings(dataset: Dataset, size: Size) -> dict[str, Callable[[], object]]:
         splits = train_and_valid(dataset, featurizer, table=table)
         with seeded(0):
             scorer = build_scorer(featurizer, None, config)
-        fit_by_swaps(scorer, splits, config.objective, config)
+        fit_by_swaps(scorer, splits, config.objective, config, name="network")
 
     def trees() -> None:
         streams = [Stream(dataset, split, featurizer, cache_bytes=0, table=table) for split in ("train", "valid")]

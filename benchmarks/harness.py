@@ -75,7 +75,7 @@ class Figure:
     """What a plot and a table of a benchmark are made of, kept in its JSON beside the bars.
 
     Attributes:
-        kind: `frontier`, `growth`, `real` or `matrix`; `plots` knows how to draw it, `docs` how to tabulate it.
+        kind: `frontier`, `growth`, `real` or `map`; `plots` knows how to draw it, `docs` how to tabulate it.
         title: what it shows.
         data: numbers and names only.
         part: of the benchmark, as in `Bar`.

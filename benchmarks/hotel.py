@@ -18,13 +18,13 @@ import urank
 from benchmarks.harness import Bar
 from benchmarks.peers import Score, lightgbm_150, rows_of
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.evaluation.policy_evaluation import evaluate_policies
 from urank.learning.lightgbm_data import matrix
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.pipeline import fit_model, policies_of
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 
 NAMES = {"query_id": "srch_id", "item_id": "prop_id", "policy": "random_bool"}
 DROP = ["gross_bookings_usd", "date_time"]

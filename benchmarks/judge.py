@@ -46,7 +46,8 @@ from urank.lab.provenance import commit
 from urank.log.dataset import Dataset
 from urank.pipeline import evaluate, fit_model, policies_to_evaluate
 from urank.ranking.policies import LoggedOrder, Policy
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "item3000": {"queries": 3_000},

@@ -26,14 +26,13 @@ from benchmarks.harness import REAL_DATA, Bar
 from urank.evaluation.ranking_metrics import ndcg_metric
 from urank.learning.features import Featurizer, Inputs, fit_featurizer
 from urank.learning.networks import FeatureLayer
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import list_ids, pad, positions_by_score, where_items
 from urank.log.svmlight import Letor, read_letor
-from urank.ranking.baselines import RankSvmConfig, fit_lambdarank_trees, fit_pairwise, fit_ranksvm
+from urank.ranking.baselines import fit_lambdarank_trees, fit_pairwise, fit_ranksvm
 from urank.ranking.objectives import LabelGain
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.ranking_settings import RankerConfig, RankSvmConfig, TreesConfig
 
 DATA = REAL_DATA / "mq2008"
 FOLDS = 5
@@ -114,7 +113,7 @@ def _dataset(folder: Path, letor: list[Letor]) -> Dataset:
     counts = [part.n_queries for part in letor]
     log = urank.read(pl.concat(frames))
     valid, test = (count / sum(counts) for count in counts[1:])
-    urank.prepare(log, folder, split="time", valid=valid, test=test)
+    urank.prepare(log, folder, split_by="time", valid=valid, test=test)
     return Dataset(folder)
 
 

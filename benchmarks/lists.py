@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 import urank
 from benchmarks.harness import Bar, median_seconds, peak_memory
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.learning.batches import Stream
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import where_items
 from urank.ranking.objectives import by_length
-from urank.ranking.urank_network import RankerConfig, fit_urank
-from urank.ranking.urank_trees import TreesConfig, fit_trees
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_network import fit_urank
+from urank.ranking.urank_trees import fit_trees
 
 SHORT, LONG, SHOWN, FEATURES = 100, 1_000, 20, 30
 PARTS = ("network", "trees", "memory", "padding")

@@ -10,9 +10,11 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 OURS, THEIRS, MISSED, LINE = "#1f6feb", "#9a6700", "#d1242f", "#57606a"
+OUTCOMES = {"win": "#aceebb", "tie": "#eaeef2", "loss": "#ffaba8"}
 WIDEST = 2.0
 """Bars that use up more than this share of their goal are cut off."""
 
@@ -35,7 +37,9 @@ def draw(results: dict[str, Any], folder: Path) -> Path | None:
 
 
 def _figures(figures: list[dict[str, Any]]) -> Figure:
-    draws = {"frontier": _frontier, "growth": _growth, "real": _real, "matrix": _matrix}
+    if figures[0]["kind"] == "map":
+        return _map([row for figure in figures for row in figure["data"]["rows"]])
+    draws = {"frontier": _frontier, "growth": _growth, "real": _real}
     columns = min(2, len(figures))
     rows = -(-len(figures) // columns)
     height = 4.4 if figures[0]["kind"] == "frontier" else 3.0
@@ -109,16 +113,24 @@ def _real(axes: Axes, data: dict[str, Any]) -> None:
     axes.set_xlabel("clicks per search − those of LightGBM 150")
 
 
-def _matrix(axes: Axes, data: dict[str, Any]) -> None:
-    """True clicks of each order relative to the logged one, the line; cells from the top."""
-    rows = data["rows"]
-    for name, marker, colour in (("LightGBM 150", "s", THEIRS), ("ctr1", "x", LINE), ("default", "o", OURS)):
-        axes.plot([row["ratios"][name] for row in rows], range(len(rows)), marker, color=colour, label=name)
-    axes.set_yticks(range(len(rows)), [row["cell"] for row in rows], fontsize=6.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.axvline(1.0, color=LINE, linewidth=1)
-    axes.set_xlabel("true clicks / logged")
-    axes.legend(frameon=False, fontsize="small")
+def _map(rows: list[dict[str, Any]]) -> Figure:
+    """Users by kinds of logs, a panel for each rival: the default's difference in percent, by win, tie and loss."""
+    users = list(dict.fromkeys(row["users"] for row in rows))
+    kinds = list(dict.fromkeys(row["cell"].removeprefix(f"{row['users']}/") for row in rows))
+    drawn = Figure(figsize=(10.4, 0.9 + 0.75 * len(users)), layout="constrained")
+    for number, rival in enumerate(("ctr1", "LightGBM 150", "logged")):
+        axes = drawn.add_subplot(3, 1, number + 1)
+        for row in rows:
+            found = row["differences"][f"default − {rival}"]
+            x, y = kinds.index(row["cell"].removeprefix(f"{row['users']}/")), users.index(row["users"])
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=OUTCOMES[found["outcome"]], edgecolor="white"))
+            axes.text(x, y, f"{100 * found['mean']:+.1f}", ha="center", va="center", fontsize=6.5)
+        axes.set(xlim=(-0.5, len(kinds) - 0.5), ylim=(len(users) - 0.5, -0.5))
+        axes.set_xticks(range(len(kinds)), kinds, fontsize=6.5)
+        axes.set_yticks(range(len(users)), users, fontsize=6.5)
+        axes.tick_params(length=0)
+        axes.set_title(f"default − {rival}, % of the logged clicks", fontsize=9, loc="left")
+    return drawn
 
 
 def _goals(bars: list[dict[str, Any]]) -> Figure | None:

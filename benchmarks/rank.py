@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, median_seconds, peak_memory
-from urank.cli.rank import MethodName, rank_command
+from urank.cli import app
+from urank.cli.options import MethodName
 from urank.memory import Memory
 
 FEATURES = tuple(f"f{number}" for number in range(30))
@@ -108,8 +109,8 @@ def _memory(folder: Path, model: Path, rows: int) -> Iterator[Bar]:
 
 def _command(folder: Path, model: Path, candidates: Path, method: MethodName) -> Callable[[], None]:
     """The whole command in this process, the model read anew."""
-    output = folder / "ranked.parquet"
-    return lambda: rank_command(model, str(candidates), output, method=method, overwrite=True, quiet=True)
+    arguments = [str(each) for each in _arguments(folder, model, candidates, method)]
+    return lambda: app(arguments, standalone_mode=False)
 
 
 def _processes(folder: Path, model: Path, candidates: Path, method: MethodName) -> tuple[float, float]:
@@ -148,11 +149,12 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
 
     from urank.clicks.calibration import Temperature
     from urank.clicks.click_model import ClickModel, NetworkClicks
+    from urank.clicks.click_settings import ClickConfig
     from urank.clicks.families import build_network
-    from urank.clicks.fitting import ClickConfig
     from urank.learning.features import Featurizer, Numeric
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import RankingModel, UrankConfig
+    from urank.ranking.ranking_model import RankingModel
+    from urank.ranking.ranking_settings import UrankConfig
     from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
     featurizer = Featurizer(tuple(Numeric(name, 0.0, 1.0, missing=False) for name in FEATURES), ())

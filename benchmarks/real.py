@@ -60,9 +60,10 @@ from urank.log.dataset import Dataset
 from urank.log.ragged import list_ids, offsets_of_runs, pad, positions_by_score, where_items
 from urank.log.splits import stable_hash
 from urank.pipeline import fit_model
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 
 REFERENCE = "LightGBM 150"
+WITHIN = f"{REFERENCE}, within"
 DEFAULT = "urank, default"
 THIRDS = 3
 HALVES = ("choose", "judge")
@@ -300,7 +301,7 @@ def peer_orders(dataset: Dataset, held: Held, folder: Path, seed: int, *, quick:
 
     found = {
         REFERENCE: order(lambda: lightgbm_150(both, seed=seed)),
-        f"{REFERENCE}, within": order(lambda: lightgbm_150(both, within=True, seed=seed)),
+        WITHIN: order(lambda: lightgbm_150(both, within=True, seed=seed)),
         f"{REFERENCE}, position": order(lambda: lightgbm_150(both, position=True, seed=seed)),
         f"{REFERENCE}, within, position": order(lambda: lightgbm_150(both, within=True, position=True, seed=seed)),
     }
@@ -356,5 +357,8 @@ def summarised(part: str, found: Mapping[str, Judged]) -> Iterator[Bar | Figure]
     ratio = default["clicks"] / float(reference["clicks"].to_numpy().mean())
     yield Bar(f"{part}: {DEFAULT} / {REFERENCE}", ratio, "", at_least=1.0, part=part)
     yield Bar(f"{part}: {DEFAULT} − {REFERENCE}, z", default["z"], "", part=part)
+    within = means[DEFAULT]["clicks"].to_numpy() - means[WITHIN]["clicks"].to_numpy()
+    z = float(within.mean() / within.std(ddof=1) * np.sqrt(len(within)))
+    yield Bar(f"{part}: {DEFAULT} − {WITHIN}, z", z, "", at_least=-2.0, part=part)
     facts = {"searches": reference.height, "splits": len(found[REFERENCE].parts), "rows": rows}
     yield Figure("real", f"{part}, {reference.height} random searches", facts, part)

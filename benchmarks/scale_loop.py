@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from benchmarks.clicks import throughput
 from benchmarks.harness import Bar, median_seconds
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.learning.batches import Stream
 from urank.learning.features import Inputs
-from urank.learning.training import TrainingConfig, seeded
+from urank.learning.training import seeded
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.ranking.urank_network import RankerConfig, ScoreNetwork, build_scorer, fit_by_swaps, mean_swap_loss
+from urank.ranking.ranking_settings import RankerConfig
+from urank.ranking.urank_network import ScoreNetwork, build_scorer, fit_by_swaps, mean_swap_loss
 
 GOAL = 0.7
 LISTS, RATE = 256, 4e-3
@@ -54,7 +57,7 @@ def _ranker(dataset: Dataset) -> Iterator[Bar]:
     valid.groups = valid.groups[:0]  # that it is judged is not part of what is compared
 
     def ours() -> None:
-        fit_by_swaps(scorer(), (train, valid), config.objective, config)
+        fit_by_swaps(scorer(), (train, valid), config.objective, config, name="network")
 
     def bare() -> None:
         network = scorer()

@@ -13,14 +13,14 @@ import psutil
 
 from benchmarks.harness import Bar
 from benchmarks.simulated import simulated
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.lab.letor_simulation import SimulationConfig
 from urank.log.dataset import Dataset
 from urank.model_io import save_model
 from urank.pipeline import Training, fit_model
 from urank.progress import Report
-from urank.ranking.ranking_model import UrankConfig
-from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.ranking_settings import RankerConfig, UrankConfig
+from urank.ranking.urank_network import fit_urank
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import model_files, model_from_files, train_on_ray
 from urank.ray.workers import run_on_workers

@@ -40,7 +40,8 @@ def write_served_model(folder: Path, *, features: int = len(FEATURES), seed: int
     from urank.clicks.shrunk import TREE_PARAMETERS, ShrunkClicks, ShrunkNetwork, tree_model
     from urank.learning.features import Featurizer, Numeric
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import RankingModel, UrankConfig
+    from urank.ranking.ranking_model import RankingModel
+    from urank.ranking.ranking_settings import UrankConfig
     from urank.ranking.urank_network import NetworkScorer, ScoreNetwork
 
     names = FEATURES[:features]
@@ -56,7 +57,7 @@ def write_served_model(folder: Path, *, features: int = len(FEATURES), seed: int
         torch.manual_seed(seed)
         network = ShrunkNetwork(featurizer, POSITIONS, (64,), 0.0).eval()
         scorer = NetworkScorer(ScoreNetwork(featurizer, None).eval())
-    member = ShrunkClicks(network, tree_model(booster.model_to_string(), featurizer))
+    member = ShrunkClicks(network, (tree_model(booster.model_to_string(), featurizer),))
     clicks = ClickModel(featurizer, POSITIONS, (member,), Calibration(POSITIONS, monotone=True))
     save_model(RankingModel(clicks, scorer, "match"), UrankConfig(), folder)
     return folder

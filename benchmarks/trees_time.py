@@ -14,12 +14,13 @@ from benchmarks.harness import Bar
 from benchmarks.peers import lambdarank_settings, rows_of
 from benchmarks.simulated import simulated
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.lab.letor_simulation import SimulationConfig
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig, fit_trees
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_trees import fit_trees
 
 TREES = 50
 

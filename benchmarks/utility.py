@@ -34,8 +34,9 @@ from benchmarks.simulated import simulated
 from benchmarks.trees_time import trees_time
 from benchmarks.truth import Candidates
 from urank.clicks.click_model import ClickModel, NetworkClicks
-from urank.clicks.families import build_network, click_loss
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.families import click_loss
+from urank.clicks.fitting import fit_clicks
 from urank.evaluation.intervals import paired
 from urank.lab.letor_simulation import SimulationConfig
 from urank.learning.batches import Batch, Stream
@@ -45,8 +46,9 @@ from urank.learning.training import mean_loss, seeded, train
 from urank.log.dataset import Dataset
 from urank.ranking.matching import match
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_network import RankerConfig, fit_urank
-from urank.ranking.urank_trees import TreesConfig, fit_trees
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_network import fit_urank
+from urank.ranking.urank_trees import fit_trees
 from urank.ranking.utility import utility
 
 LIBRARIES = (
@@ -150,7 +152,7 @@ def _letor(folder: Path, name: str, path: Path, sessions: int, seeds: int) -> It
     found = _each(
         folder,
         [
-            SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.3, seed=seed, truth="all")
+            SimulationConfig(data=str(path), sessions=sessions, valid=0.2, test=0.3, seed=seed, truth_split="all")
             for seed in range(seeds)
         ],
     )
@@ -181,7 +183,9 @@ def _table(title: str, found: list[Values]) -> Iterator[Bar]:
 
 def _over_seeds(folder: Path, seeds: int, queries: int | None, values: tuple[float, float] | None) -> list[Values]:
     size = {} if queries is None else {"queries": queries}
-    return _each(folder, [SimulationConfig(seed=seed, values=values, truth="all", **size) for seed in range(seeds)])
+    return _each(
+        folder, [SimulationConfig(seed=seed, values=values, truth_split="all", **size) for seed in range(seeds)]
+    )
 
 
 def _each(folder: Path, configs: list[SimulationConfig]) -> list[Values]:
@@ -253,6 +257,6 @@ def taught(
         return click_loss(network(batch.numeric, batch.categorical), batch.table)
 
     with seeded(0):
-        network = build_network("vector", clicks.featurizer, dataset.positions, hidden=config.hidden)
+        network = config.network("vector", clicks.featurizer, dataset.positions)
     train(network, loss, streams[0], lambda network: mean_loss(network, loss, streams[1]), config.training, seed=0)
     return np.exp(NetworkClicks("vector", network).log_ctr(inputs).astype(np.float64))

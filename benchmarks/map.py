@@ -1,18 +1,22 @@
-"""Simulated logs of many kinds: true clicks of our default beside its other methods, LightGBM 150 and the logged order.
+"""A map of where U-rank wins, ties and loses: true clicks on simulated logs of many kinds, beside other rankers.
 
-    python -m benchmarks matrix --resume runs.jsonl                       every cell, three seeds each
-    python -m benchmarks matrix --only item1.5 pbm --queries 200 1000     some users and sizes
-    python -m benchmarks matrix --seed 400                                seeds for choosing settings: 400 to 899
+    python -m benchmarks map --resume runs.jsonl                       the whole map; written to docs/map.md
+    python -m benchmarks map --quick                                   the smallest logs only, one seed
+    python -m benchmarks map --only item1.5 pbm --queries 200 1000     some users and sizes
+    python -m benchmarks map --seed 400                                seeds for choosing settings: 400 to 899
 
-A cell is a kind of users, a number of loggers, and the number of queries to learn from (train and valid; the default
-sessions per query). Users: `item` with η 1.5, 0.7 and 0.3 (the paper's item-specific attention), `pbm`, `query`,
-`trust` and `cascade`. Each cell is judged on about `TEST_QUERIES` further queries by the true click probabilities.
-Cascade users see 5 of 10 candidates: if they saw all, every order would earn the same. Loggers are trained on the
-labels of as many queries as in a simulation without the further ones.
+A cell is a kind of users, the number of queries to learn from (train and valid; the default sessions per query), of
+loggers, and the noise ε, the click probability of an examined document that is not relevant. A full factorial is out of
+reach: all users and sizes have two loggers and the paper's ε; one logger (all users) and other ε (`NOISY`) are varied
+one at a time, up to 1,000 queries. Users: `item` with η 1.5, 0.7 and 0.3 (the paper's item-specific attention),
+`pbm`, `query`, `trust`, `cascade`, and those outside every click family (`urank.lab.user_models`). Each cell is judged
+on about `TEST_QUERIES` further queries by the true click probabilities. Cascade users see 5 of 10 candidates: if they
+saw all, every order would earn the same. Loggers are trained on the labels of as many queries as in a simulation
+without the further ones.
 
 A difference is the mean over the seeds of paired differences by query, z that over its standard error, over queries and
-seeds. A cell is flagged where the default is below ctr1 (sorted by the click probability at position 1), LightGBM 150
-or the logged order with z < −2, or match is below ctr1. By chance alone one comparison in 44 would be flagged.
+seeds. The default wins a comparison where z > 2, and loses it where z < −2; by chance alone it would lose one in 44.
+Errors of ratios are standard errors over seeds.
 
 Two processes work, with one thread each. `--resume` names a file to which the result of each cell and seed is appended,
 so that an interrupted run resumes; results of another commit are ignored. Results are kept only of a run with default
@@ -24,9 +28,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -40,15 +46,20 @@ from rich.console import Console
 import urank
 from benchmarks.harness import Bar, Figure
 from benchmarks.peers import lightgbm_150, rows_of
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
+from urank.lab.experiment import ExperimentConfig, as_block, baseline_policy
 from urank.lab.letor_simulation import Simulation, SimulationConfig, simulate
 from urank.lab.provenance import commit
+from urank.lab.user_models import WITHOUT_TABLE
 from urank.learning.features import fit_featurizer
 from urank.learning.lightgbm_data import matrix
 from urank.log.dataset import Dataset
 from urank.log.ragged import list_ids, offsets_of_runs
 from urank.pipeline import fit_model
 from urank.ranking.matching import positions_in_lists
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 
 USERS: dict[str, dict[str, Any]] = {
     "item1.5": {"user": "item", "eta": 1.5},
@@ -58,15 +69,27 @@ USERS: dict[str, dict[str, Any]] = {
     "query": {"user": "query"},
     "trust": {"user": "trust"},
     "cascade": {"user": "cascade", "positions": 5},
+    "grid": {"user": "grid"},
+    "carousel": {"user": "carousel"},
+    "fold": {"user": "fold"},
+    "neighbour": {"user": "neighbour"},
+    "patience": {"user": "patience"},
 }
-LOGGERS: Sequence[int] = (1, 2)
-QUERIES = (200, 1_000, 3_000, 10_000)
+SEEDS = {200: 5, 1_000: 3, 3_000: 2, 10_000: 2}
+"""Seeds by the number of queries: small logs, whose results differ most, are cheap."""
+LOGGERS, NOISE = 2, 0.1
+NOISY, OTHER_NOISE = ("item1.5", "item0.3", "pbm", "grid"), (0.02, 0.3)
+MOST_VARIED = 1_000
+"""Queries up to which loggers and noise are varied."""
 TEST_QUERIES = 1_000
 VALID_SHARE, LABEL_SHARE = 0.2, 0.01
-SEED, SEEDS = 900, 3
-BELOW = -2.0
-COMPARISONS = (("default", "ctr1"), ("default", "LightGBM 150"), ("default", "logged"), ("match", "ctr1"))
+SEED = 900
+SIGNIFICANT = 2.0
+OURS, RIVALS = ("default", "score", "match"), ("ctr1", "LightGBM 150", "logged", "DeepFM", "LambdaRank")
+JUDGED = [*(f"default − {rival}" for rival in RIVALS[:3]), "match − ctr1"]
+"""The comparisons that must not be lost."""
 
+DEEPFM = ClickConfig(families=("deepfm",), within_list="off")
 Floats = NDArray[np.float64]
 console = Console(stderr=True)
 
@@ -76,12 +99,16 @@ class Cell:
     """A kind of log."""
 
     users: str
-    loggers: int
     queries: int
+    loggers: int = LOGGERS
+    noise: float = NOISE
 
     @property
     def name(self) -> str:
-        return f"{self.users}/{self.loggers}/{self.queries}"
+        varied = [f"/{self.loggers} logger"] * (self.loggers != LOGGERS) + [f"/ε {self.noise:g}"] * (
+            self.noise != NOISE
+        )
+        return f"{self.users}/{self.queries}{''.join(varied)}"
 
     def config(self, seed: int, test_queries: int) -> SimulationConfig:
         """Return a simulation with test queries beside the queries to learn from."""
@@ -89,6 +116,7 @@ class Cell:
         return SimulationConfig(
             queries=total,
             loggers=self.loggers,
+            epsilon=self.noise,
             label_share=LABEL_SHARE * self.queries / total,
             valid=VALID_SHARE * self.queries / total,
             test=test_queries / total,
@@ -101,44 +129,61 @@ def run(
     *,
     quick: bool,
     only: Sequence[str] = (),
-    queries: Sequence[int] = QUERIES,
+    queries: Sequence[int] = tuple(SEEDS),
     seed: int = SEED,
     resume: Path | None = None,
     workers: int = 2,
 ) -> Iterator[Bar | Figure]:
     absent = [name for name in only if name not in USERS]
     if absent:
-        raise SystemExit(f"matrix has no users '{absent[0]}'; it has {', '.join(USERS)}")
-    users: Sequence[str] = only or tuple(USERS)
-    loggers, seeds, test_queries = LOGGERS, list(range(seed, seed + SEEDS)), TEST_QUERIES
-    if quick:
-        users, loggers, queries, seeds, test_queries = only or ("item1.5", "cascade"), (2,), (200,), [seed], 200
-    cells = [Cell(each, number, size) for size in sorted(queries) for each in users for number in loggers]
-    found = measured(cells, seeds, test_queries, resume, workers)
+        raise SystemExit(f"map has no users '{absent[0]}'; it has {', '.join(USERS)}")
+    users, sizes = only or tuple(USERS), sorted(queries)[:1] if quick else sorted(queries)
+    seeds = {size: 1 if quick else SEEDS.get(size, min(SEEDS.values())) for size in sizes}
+    found = measured(
+        cells_of(users, sizes),
+        {size: range(seed, seed + number) for size, number in seeds.items()},
+        200 if quick else TEST_QUERIES,
+        resume,
+        workers,
+    )
     for each in users:
         yield from summarised(each, [row for row in found if row["users"] == each])
 
 
+def cells_of(users: Sequence[str], sizes: Sequence[int]) -> list[Cell]:
+    """Return the design: users and sizes, and of small logs other loggers and noise, one at a time."""
+    cells = [Cell(each, size) for each in users for size in sizes]
+    small = [size for size in sizes if size <= MOST_VARIED]
+    cells += [Cell(each, size, loggers=1) for each in users for size in small]
+    cells += [
+        Cell(each, size, noise=noise) for each in users if each in NOISY for noise in OTHER_NOISE for size in small
+    ]
+    return cells
+
+
 def measured(
-    cells: Sequence[Cell], seeds: Sequence[int], test_queries: int, resume: Path | None, workers: int
+    cells: Sequence[Cell], seeds: Mapping[int, Sequence[int]], test_queries: int, resume: Path | None, workers: int
 ) -> list[dict[str, Any]]:
-    """Measure all cells that were not measured before, and return a row for each."""
+    """Measure all cells that were not measured before, with the seeds of their size, and return a row for each."""
     version = {"commit": commit(), "test_queries": test_queries}
     done = _read(resume, version)
-    jobs = [(cell, seed) for cell in cells for seed in seeds if (cell.name, seed) not in done]
-    console.print(f"{len(jobs)} simulations, {len(cells) * len(seeds) - len(jobs)} done before", highlight=False)
+    every = [(cell, seed) for cell in cells for seed in seeds[cell.queries]]
+    jobs = [(cell, seed) for cell, seed in every if (cell.name, seed) not in done]
+    jobs.sort(key=lambda job: -job[0].queries)  # the longest first, so that no worker ends alone with it
+    console.print(f"{len(jobs)} simulations, {len(every) - len(jobs)} done before", highlight=False)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers, which inherit it
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(one_simulation, cell, seed, test_queries): (cell, seed) for cell, seed in jobs}
-        for future in as_completed(waiting):
+        for number, future in enumerate(as_completed(waiting), start=1):
             cell, seed = waiting[future]
             done[cell.name, seed] = result = future.result()
             ratios = (f"{name} {mean / result['means']['logged']:.4f}" for name, mean in result["means"].items())
-            console.print(f"{cell.name}, seed {seed}: {', '.join(ratios)}", highlight=False, soft_wrap=True)
+            line = f"{number}/{len(jobs)} {cell.name}, seed {seed}, {result['seconds']:.0f} s: {', '.join(ratios)}"
+            console.print(line, highlight=False, soft_wrap=True)
             if resume is not None:
                 with resume.open("a", encoding="utf-8") as file:  # the last line may be truncated: start a new one
                     file.write("\n" + json.dumps({"cell": cell.name, "seed": seed, **version, **result}))
-    return [pooled(cell, [done[cell.name, seed] for seed in seeds]) for cell in cells]
+    return [pooled(cell, [done[cell.name, seed] for seed in seeds[cell.queries]]) for cell in cells]
 
 
 def _read(resume: Path | None, version: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -158,12 +203,14 @@ def _read(resume: Path | None, version: dict[str, Any]) -> dict[tuple[str, int],
 def one_simulation(cell: Cell, seed: int, test_queries: int) -> dict[str, Any]:
     """Measure one simulation: mean true clicks of each order, and mean and standard error of paired differences."""
     torch.set_num_threads(1)
+    started = time.perf_counter()
     found = true_clicks(cell.config(seed, test_queries))
     return {
+        "seconds": time.perf_counter() - started,
         "means": {name: float(clicks.mean()) for name, clicks in found.items()},
         "differences": {
             f"{ours} − {other}": _mean_and_error(found[ours] - found[other])
-            for ours, other in COMPARISONS
+            for ours, other in product(OURS, RIVALS)
             if ours in found and other in found
         },
     }
@@ -190,6 +237,12 @@ def true_clicks(config: SimulationConfig) -> dict[str, Floats]:
         score = lightgbm_150(train.joined(valid), seed=config.seed)
         scores = score(matrix(featurizer.encode(candidates)), offsets)
         orders["LightGBM 150"] = positions_in_lists(scores, offsets)
+        deepfm = RankingModel(fit_clicks(dataset, DEEPFM, reference=False).model)
+        orders["DeepFM"] = deepfm.order(candidates, offsets, method="ctr1")
+        lambdarank = baseline_policy("lambdarank", dataset, featurizer, ExperimentConfig())
+        orders["LambdaRank"] = lambdarank.positions(as_block(candidates))
+    if oracle.user not in WITHOUT_TABLE:
+        orders["KM"] = positions_in_lists(truth, offsets)
     found = {
         name: _sums(oracle.click_probabilities(truth, positions, offsets), offsets)
         for name, positions in orders.items()
@@ -223,21 +276,38 @@ def _sums(values: Floats, offsets: NDArray[np.int64]) -> Floats:
 
 
 def pooled(cell: Cell, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Combine the seeds of a cell: means relative to the logged order, differences with z, and flags."""
+    """Combine the seeds of a cell: means relative to the logged order with standard errors, and differences with z."""
     names = [name for name in results[0]["means"] if all(name in each["means"] for each in results)]
-    ratios = {name: float(np.mean([r["means"][name] / r["means"]["logged"] for r in results])) for name in names}
+    ratios, errors = {}, {}
+    for name in names:
+        by_seed = np.array([result["means"][name] / result["means"]["logged"] for result in results])
+        ratios[name] = float(by_seed.mean())
+        errors[name] = float(by_seed.std(ddof=1) / np.sqrt(len(by_seed))) if len(by_seed) > 1 else None
     differences = {}
+    logged = float(np.mean([result["means"]["logged"] for result in results]))
     for pair in results[0]["differences"]:
-        each = np.array([result["differences"][pair] for result in results])
+        each = np.array([result["differences"][pair] for result in results if pair in result["differences"]])
         mean, error = each[:, 0].mean(), np.sqrt((each[:, 1] ** 2).sum()) / len(each)
-        differences[pair] = {"mean": float(mean), "z": float(mean / error) if error else 0.0}
+        z = float(mean / error) if error else 0.0
+        differences[pair] = {"mean": float(mean / logged), "z": z, "outcome": outcome(z)}
     return {
         "cell": cell.name,
-        "users": cell.users,
+        **asdict(cell),
+        "seeds": len(results),
         "ratios": ratios,
+        "errors": errors,
         "differences": differences,
-        "flags": [pair for pair, found in differences.items() if found["z"] < BELOW],
+        "lost": [pair for pair in JUDGED if pair in differences and differences[pair]["outcome"] == "loss"],
     }
+
+
+def outcome(z: float) -> str:
+    """Return `win`, `tie` or `loss`.
+
+    >>> outcome(2.5), outcome(-1.9), outcome(-2.1)
+    ('win', 'tie', 'loss')
+    """
+    return "win" if z > SIGNIFICANT else "loss" if z < -SIGNIFICANT else "tie"
 
 
 def summarised(users: str, rows: list[dict[str, Any]]) -> Iterator[Bar | Figure]:
@@ -245,6 +315,6 @@ def summarised(users: str, rows: list[dict[str, Any]]) -> Iterator[Bar | Figure]
     for row in rows:
         name = row["cell"]
         yield Bar(f"{name}: default, true clicks / logged", row["ratios"]["default"], "", part=users)
-        which = f": {', '.join(row['flags'])}" if row["flags"] else ""
-        yield Bar(f"{name}: significantly below{which}", len(row["flags"]), "comparisons", at_most=0, part=users)
-    yield Figure("matrix", f"{users} users: users/loggers/queries", {"rows": rows}, users)
+        which = f": {', '.join(row['lost'])}" if row["lost"] else ""
+        yield Bar(f"{name}: significantly below{which}", len(row["lost"]), "comparisons", at_most=0, part=users)
+    yield Figure("map", f"{users} users", {"rows": rows}, users)
