@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 from urank.config import read_toml, validate
 from urank.lab.claims import list_example, position_curves
-from urank.lab.live_test import LIVE_PERIODS, TREATMENT, AbTestConfig, AbTestRun, judge_abtest
+from urank.lab.experiment import AbTestConfig
+from urank.lab.live_test import LIVE_PERIODS, TREATMENT, AbTestRun, judge_abtest
 from urank.lab.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
 from urank.lab.paper_report import lists_plot, positions_plot
 from urank.report.abtest_report import days_plot
@@ -46,6 +47,33 @@ def item_curves(candidates: pl.DataFrame) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#d0d7de", linewidth=0.6)
     axes.legend(frameon=False)
+    return figure
+
+
+def two_orders() -> Figure:
+    """Two items whose order by relevance earns fewer clicks than the other one (docs/concepts.md)."""
+    table = {"A, clicked anywhere": [0.30, 0.27], "B, clicked only on top": [0.28, 0.08]}
+    figure = Figure(figsize=(8.0, 2.8))
+    curves, orders = figure.subplots(1, 2)
+    for colour, (name, clicks) in zip(COLOURS, table.items(), strict=False):
+        curves.plot([1, 2], clicks, color=colour, marker="o", label=name)
+    curves.set_xticks([1, 2])
+    curves.set_xlim(0.8, 2.2)
+    curves.set_ylim(0, 0.35)
+    curves.set_xlabel("position")
+    curves.set_ylabel("P(click | item, position)")
+    curves.legend(frameon=False)
+    a, b = table.values()
+    for row, (first, second, colours) in enumerate(((b[0], a[1], COLOURS[1::-1]), (a[0], b[1], COLOURS[:2]))):
+        orders.barh(row, first, color=colours[0])
+        orders.barh(row, second, left=first, color=colours[1])
+        orders.text(first + second + 0.01, row, f"{first:.2f} + {second:.2f} = {first + second:.2f}", va="center")
+    orders.set_yticks([0, 1], ["B above A", "A above B,\nby relevance"])
+    orders.set_xlim(0, 0.95)
+    orders.set_xlabel("expected clicks of the list")
+    for axes in (curves, orders):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
     return figure
 
 
@@ -103,6 +131,7 @@ def main(demo: Path, images: Path) -> None:
         return
     candidates = pl.read_parquet(demo / "simulation" / "truth" / "candidates.parquet")
     (images / "item-curves.svg").write_text(svg(item_curves(candidates)) + "\n", encoding="utf-8")
+    (images / "two-orders.svg").write_text(svg(two_orders()) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
