@@ -7,17 +7,14 @@ ARG PYTHON=3.11-slim-bookworm
 FROM python:${PYTHON} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
-# The default torch wheel for x86-64 includes CUDA. Set this to PyTorch's index of CPU builds for a smaller image.
-ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv /opt/urank
 WORKDIR /source
-# Install the dependencies first, with an empty package: this layer stays cached until a version changes.
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN mkdir -p src/urank \
-    && touch src/urank/__init__.py \
-    && /opt/urank/bin/pip install --constraint constraints.txt ".[postgres,serve]"
+# Serving needs no torch, so the dependencies are those of a list of their own; this layer stays cached until it changes.
+COPY constraints.txt deploy/requirements.txt ./
+RUN /opt/urank/bin/pip install --constraint constraints.txt --requirement requirements.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /opt/urank/bin/pip install --no-deps --force-reinstall .
+RUN /opt/urank/bin/pip install --no-deps .
 
 FROM python:${PYTHON}
 # LightGBM needs libgomp, which slim images lack; each Debian release has a single version of it.

@@ -6,14 +6,14 @@ PEERS := .venv-peers
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint pictures house figures release-check clean
+.PHONY: help install demo test test-slow lint docs examples pictures house figures release-check clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report,serve]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -41,13 +41,33 @@ test-slow: $(VENV)/.installed-dev  ## slow tests: golden outputs, Ray, crashes, 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m slow tests --ignore tests/ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/ray
 
+examples: $(VENV)/.installed-dev  ## execute the notebooks again, and store their outputs
+	$(BIN)/python examples/execute.py examples/*.ipynb
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## build the documentation site into build/site, offline; warnings are errors
+	$(BIN)/python docs/build_site.py
+	@echo "Open build/site/index.html"
+
 pictures: demo  ## redraw the README's pictures
 	$(BIN)/python docs/pictures.py $(DEMO) docs/images
 
 house: $(VENV)/.installed  ## measure the state of the code: size, names, repetition, modules on each path, start-up
 	$(BIN)/python -m benchmarks.house
 
-$(VENV)/.installed-figures: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure every figure of this commit, unattended and resumable (see benchmarks/)
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+$(PEERS)/.installed: benchmarks/peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers.txt
+	@touch $@
+
+figures: $(VENV)/.installed-bench $(PEERS)/.installed  ## measure every figure of this commit, unattended and resumable (see benchmarks/)
 	$(BIN)/python -m benchmarks figures
 
 release-check:  ## build sdist and wheel, check them, install the wheel into a fresh venv, and run the README's Python there
@@ -62,5 +82,5 @@ release-check:  ## build sdist and wheel, check them, install the wheel into a f
 	cd build/release && fresh/bin/python quick_start.py
 
 clean:  ## remove everything that make creates
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
