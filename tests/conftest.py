@@ -43,7 +43,7 @@ def fitted(small: Small) -> ModelFit:
     """A model that can rank in every way, hardly trained."""
     from urank.config import validate
     from urank.pipeline import fit_model
-    from urank.ranking.ranking_model import UrankConfig
+    from urank.ranking.ranking_settings import UrankConfig
 
     quick = {"epochs": 6, "batch_lists": 64}
     settings = {
@@ -58,7 +58,7 @@ def fitted(small: Small) -> ModelFit:
 def saved(fitted: ModelFit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that model, without graphs."""
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import UrankConfig
+    from urank.ranking.ranking_settings import UrankConfig
 
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_model(fitted.model, UrankConfig(method="score"), folder, onnx=False)

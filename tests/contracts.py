@@ -13,11 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from urank.clicks.click_model import ClickModel
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.errors import DataError
 from urank.learning.features import Featurizer
 from urank.model_io import load_model, save_model
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 
 __all__ = [
     "CHECKS",

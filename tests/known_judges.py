@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulated import Small
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.evaluation import policy_evaluation as module
 from urank.evaluation.cross_fitting import CrossfitConfig
 from urank.evaluation.refit import HeldOut, Refitted

@@ -57,7 +57,7 @@ def make(folder: Path, *, categories: bool = False, **settings: Any) -> Small:
         settings: of `SimulationConfig`.
     """
     torch.set_num_threads(1)  # test processes run side by side: more threads would get into each other's way
-    simulation = simulate(SimulationConfig(**{**SHARES, "truth": "all", **settings}))
+    simulation = simulate(SimulationConfig(**{**SHARES, "truth_split": "all", **settings}))
     if categories:
         middle = simulation.log["f1"].median()
         shape = pl.when(pl.col("f1") > middle).then(pl.lit("round")).otherwise(pl.lit("square"))

@@ -10,21 +10,23 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks import docs, matrix, real
+from benchmarks import docs, real
+from benchmarks import map as click_map
 from benchmarks.__main__ import NAMES
-from benchmarks.docs import PAGE, page, read_results
+from benchmarks.docs import MAP, PAGE, map_page, page, read_results
 from benchmarks.frontier import judged
 from benchmarks.growth import slope
 from benchmarks.harness import Bar, Figure, write_results
-from benchmarks.matrix import Cell, pooled
+from benchmarks.map import SEEDS, USERS, Cell, cells_of, pooled
 from benchmarks.peers import GRID, Rows, lightgbm_tuned, within_columns, within_list
 from benchmarks.plots import draw, image_name, share_of_goal
-from benchmarks.real import DEFAULT, HALVES, REFERENCE, Held, Judged, RealLog, of_half, summarised
+from benchmarks.real import DEFAULT, HALVES, REFERENCE, WITHIN, Held, Judged, RealLog, of_half, summarised
 from benchmarks.scale import at_two_sizes
 
 
 def test_the_page_is_made_of_the_results() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
+    assert MAP.read_text(encoding="utf-8") == map_page()
 
 
 def test_every_result_is_of_a_benchmark_and_has_its_plot() -> None:
@@ -162,7 +164,11 @@ def test_a_search_that_is_judged_twice_counts_once() -> None:
         return Judged([pl.DataFrame({"query_id": [1, 2], "clicks": each, "ndcg": [1.0, 1.0]}) for each in splits])
 
     found = {DEFAULT: judged([1.0, 2.0], [3.0, 4.0]), REFERENCE: judged([1.0, 1.0], [2.0, 1.0])}
-    (figure,) = [each for each in summarised("A", found) if isinstance(each, Figure)]
+    found[WITHIN] = judged([2.0, 0.0], [2.0, 0.0])
+    *bars, figure = summarised("A", found)
+    assert isinstance(figure, Figure)
+    (within,) = [bar for bar in bars if isinstance(bar, Bar) and bar.name.endswith(f"− {WITHIN}, z")]
+    assert within.value == pytest.approx(1.5 / (np.array([0.0, 3.0]).std(ddof=1) / np.sqrt(2)))
     row = figure.data["rows"][0]
     gaps = np.array([(0 + 1) / 2, (1 + 3) / 2])
     assert row["difference"] == gaps.mean()
@@ -185,28 +191,59 @@ def test_real_runs_on_any_log_with_random_lists(tmp_path: Path) -> None:
         list(real.run(quick=True, log=tmp_path / "own.parquet", random="bucket=none"))
 
 
-def test_a_cell_is_flagged_when_the_default_is_significantly_below() -> None:
-    def result(difference: float, error: float) -> dict[str, Any]:
-        means = {"default": 1.1, "ctr1": 1.2, "LightGBM 150": 1.0, "logged": 1.0}
-        return {"means": means, "differences": {"default − ctr1": (difference, error)}}
+def result(difference: float, error: float, default: float = 1.1) -> dict[str, Any]:
+    """One seed of a cell, with the same difference to every rival."""
+    means = {"default": default, "ctr1": 1.2, "LightGBM 150": 1.0, "logged": 1.0}
+    pairs = [f"default − {rival}" for rival in ("ctr1", "LightGBM 150", "logged")]
+    return {"means": means, "differences": dict.fromkeys(pairs, (difference, error))}
 
-    row = pooled(Cell("pbm", 1, 200), [result(-0.1, 0.06), result(-0.2, 0.08)])
+
+def test_a_cell_is_lost_when_the_default_is_significantly_below() -> None:
+    row = pooled(Cell("pbm", 200), [result(-0.1, 0.06), result(-0.2, 0.08, 1.3)])
     assert row["differences"]["default − ctr1"]["z"] == pytest.approx(-0.15 / (np.hypot(0.06, 0.08) / 2))
-    assert row["flags"] == ["default − ctr1"]
-    assert row["ratios"]["default"] == pytest.approx(1.1)
-    assert pooled(Cell("pbm", 1, 200), [result(-0.1, 0.06)])["flags"] == []
+    assert row["differences"]["default − ctr1"]["mean"] == pytest.approx(-0.15)
+    assert row["lost"] == ["default − ctr1", "default − LightGBM 150", "default − logged"]
+    assert row["ratios"]["default"] == pytest.approx(1.2)
+    assert row["errors"]["default"] == pytest.approx(0.1)  # (1.3 − 1.1) / 2: of two seeds
+    alone = pooled(Cell("pbm", 200), [result(-0.1, 0.06)])
+    assert (alone["lost"], alone["errors"]["default"]) == ([], None)
+
+
+def test_the_map_varies_loggers_and_noise_of_small_logs_one_at_a_time() -> None:
+    cells = cells_of(tuple(USERS), tuple(SEEDS))
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {(cell.users, cell.queries) for cell in cells} == {(users, size) for users in USERS for size in SEEDS}
+    varied = [cell for cell in cells if (cell.loggers, cell.noise) != (2, 0.1)]
+    assert all((cell.loggers == 2) != (cell.noise == 0.1) and cell.queries <= 1_000 for cell in varied)
+    assert Cell("pbm", 200, loggers=1).name == "pbm/200/1 logger"
+    assert Cell("pbm", 200, noise=0.3).config(1, 100).epsilon == 0.3
+
+
+def test_the_page_of_the_map_says_where_the_default_wins_and_loses(tmp_path: Path) -> None:
+    assert "not measured yet" in map_page(tmp_path)
+    made = {"commit": "abc1234", "command": "python -m benchmarks map", "date": "2026-11-18"}
+    rows = [pooled(Cell("pbm", 200), [result(0.1, 0.01)]), pooled(Cell("pbm", 1_000), [result(-0.1, 0.01)])]
+    found = [each for users in ("pbm", "item1.5") for each in click_map.summarised(users, rows)]
+    bars, figures = ([each.to_dict() | made for each in found if isinstance(each, kind)] for kind in (Bar, Figure))
+    write_results("map", {"name": "map", "bars": bars, "figures": figures[:1]}, folder=tmp_path)
+    text = map_page(tmp_path)
+    assert "**Against ctr1** the default wins 1 of 2 cells, ties 0, loses 1." in text
+    assert "It loses with pbm/1000 (-10.0 %, z -10.0)." in text
+    assert "| pbm | 1.100 🟩🟩🟩 | 1.100 🟥🟥🟥 |" in text
+    assert docs.uncertified(text) == []
+    assert draw({"name": "map", "figures": figures[:1]}, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_matrix_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs.jsonl"
-    found = list(matrix.run(quick=True, only=["cascade"], resume=path, workers=1))
-    (line,) = path.read_text(encoding="utf-8").strip().splitlines()
-    assert json.loads(line)["cell"] == "cascade/2/200"
+    found = list(click_map.run(quick=True, only=["cascade"], resume=path, workers=1))
+    lines = path.read_text(encoding="utf-8").strip().splitlines()
+    assert {json.loads(line)["cell"] for line in lines} == {"cascade/200", "cascade/200/1 logger"}
+    assert {"default", "score", "match", "ctr1", "LightGBM 150", "DeepFM", "LambdaRank", "logged"} == {
+        *json.loads(lines[0])["means"]
+    }
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n" + line[:20])  # killed while it was written
-    monkeypatch.setattr(matrix, "one_simulation", None)  # would fail
-    assert list(matrix.run(quick=True, only=["cascade"], resume=path, workers=1)) == found
-    (figure,) = [each for each in found if isinstance(each, Figure)]
-    assert draw({"name": "matrix", "figures": [figure.to_dict()]}, tmp_path)
-    assert "cascade/2/200" in docs._figure_table(figure.to_dict())
+        file.write("\n" + lines[0][:20])  # killed while it was written
+    monkeypatch.setattr(click_map, "one_simulation", None)  # would fail
+    assert list(click_map.run(quick=True, only=["cascade"], resume=path, workers=1)) == found

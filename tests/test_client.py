@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import re
 import shutil
 import socket
 import subprocess
@@ -38,7 +37,6 @@ if TYPE_CHECKING:  # torch is slow to load
     from urank.pipeline import ModelFit
 
 KEY = "0123456789-the-key-of-the-server"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "client.md"
 EVENT = {"ranking_id": "0192f3a4b5c6-3f9a1c-8d218391342a", "item_id": "a"}
 
 
@@ -98,7 +96,7 @@ def test_dicts_and_every_kind_of_table_are_ranked_alike(place: Place, client: Cl
         assert [item.position for item in found.items] == list(range(1, len(found.items) + 1))
         for one_item, other in zip(found.items, expected.items, strict=True):
             assert one_item.score == pytest.approx(other.score, rel=1e-6)
-            assert one_item.click == pytest.approx(other.click, rel=1e-6)
+            assert one_item.probability == pytest.approx(other.probability, rel=1e-6)
         assert (found.query_id, found.model, found.policy, found.arm) == ("q", expected.model, expected.model, None)
 
 
@@ -110,8 +108,8 @@ def test_a_ranking_says_what_the_server_says(place: Place, client: Client) -> No
     assert ranking.ids == tuple(item.item_id for item in ranking.items)
     for item in ranking.items:
         assert isinstance(item, RankedItem)
-        assert item.click is not None
-        assert item.utility == pytest.approx(item.click * value[item.item_id], rel=1e-6)
+        assert item.probability is not None
+        assert item.utility == pytest.approx(item.probability * value[item.item_id], rel=1e-6)
     assert ranking.utility == pytest.approx(sum(item.utility for item in ranking.items), rel=1e-9)
     asked = client.rank(place.one, query_id="q7", positions=3, method="match")
     assert (asked.ids, asked.method) == (ranking.ids, "match")
@@ -132,7 +130,7 @@ def test_many_lists_at_once_are_ranked_as_one_by_one(place: Place, client: Clien
     frame = client.rank_table(place.lists)
     assert [ranking.query_id for ranking in rankings] == names
     assert frame["query_id"].unique(maintain_order=True).to_list() == names
-    assert frame.columns[:7] == ["ranking_id", "query_id", "item_id", "position", "score", "click", "utility"]
+    assert frame.columns[:7] == ["ranking_id", "query_id", "item_id", "position", "score", "probability", "utility"]
     for ranking, part in zip(rankings, lists, strict=True):
         shown = frame.filter(pl.col("query_id") == ranking.query_id)
         assert tuple(shown["item_id"]) == ranking.ids
@@ -236,7 +234,7 @@ def test_the_facts_of_a_model_are_those_of_the_server(place: Place, client: Clie
 
 @pytest.mark.slow
 def test_shadow_test_and_exploration_are_told(place: Place, tmp_path: Path) -> None:
-    options = ("--shadow", place.model, "--test", place.model, "--test-share", 0.25, "--test-name", "spring")
+    options = ("--shadow", place.model, "--arm-b", place.model, "--arm-b-share", 0.25, "--abtest-name", "spring")
     with (
         running(place.model, *options, "--log", tmp_path / "log", "--explore", "swap:1") as (url, _),
         Client(url) as client,
@@ -556,16 +554,6 @@ def test_the_asynchronous_client_sends_again_where_it_is_safe() -> None:
 def test_a_client_loads_neither_torch_nor_pandas() -> None:
     code = "import sys, urank.client; print([each for each in ('torch', 'pandas', 'fastapi') if each in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-@pytest.mark.slow
-def test_the_examples_of_the_page_run(place: Place, small: Small, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    (tmp_path / "page.py").write_text("\n".join(blocks).replace("http://127.0.0.1:8000", place.url))
-    small.simulation.log.write_parquet(tmp_path / "log.parquet")
-    ended = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "refused /v1/rank with 422" in ended.stdout
 
 
 # Servers that misbehave

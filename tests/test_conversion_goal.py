@@ -22,7 +22,8 @@ from urank.log.dataset import Dataset, conversions_as_clicks, drop_unseen
 from urank.log.ragged import list_ids, pad, where_items
 from urank.pipeline import fit_model, goal_of, guard_levels, judges_for
 from urank.ranking.policies import ModelPolicy, Random
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 from urank.ranking.utility import utility
 
 MATCH = UrankConfig(ranker="none", method="match")
@@ -50,7 +51,7 @@ class World:
 
 def world(folder: Path, strength: float) -> World:
     """A simulation in which a click converts with σ(strength · z − 1), where z is the scaled feature f1."""
-    simulation = simulate(SimulationConfig(**SHARES, truth="all", queries=500, sessions=4, features=6, seed=5))
+    simulation = simulate(SimulationConfig(**SHARES, truth_split="all", queries=500, sessions=4, features=6, seed=5))
     log, candidates = simulation.log.drop("relevance", "propensity", strict=False), simulation.candidates
     mean, std = candidates["f1"].mean(), candidates["f1"].std()
     rate = 1 / (1 + (1 - strength * (pl.col("f1") - mean) / std).exp())

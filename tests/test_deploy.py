@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,7 +31,7 @@ from urank.cli import load_command
 from urank.cli.serve import serve_command
 from urank.learning.features import Featurizer
 from urank.model_io import save_model
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 from urank.serve.feedback_export import export_feedback
 from urank.serve.processes import GRACE_SECONDS
 from urank.serve.security import OPEN_PATHS
@@ -271,6 +273,43 @@ def test_both_stages_are_of_one_python_that_is_supported() -> None:
     assert any("--constraint constraints.txt" in rest for rest in of_kind("RUN"))
 
 
+@pytest.mark.slow
+def test_the_image_serves_without_torch(tmp_path: Path) -> None:
+    """Its pip commands in a venv instead of an image, on the files of the build context."""
+    for copied in (rest.split()[:-1] for rest in of_kind("COPY") if "--from" not in rest):
+        for source in copied:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, tmp_path)
+    installed = tmp_path / "urank"
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "venv", installed], check=True)
+    for command in (rest for rest in of_kind("RUN") if rest.startswith("/opt/urank/bin/pip")):
+        own = command.replace("/opt/urank", str(installed))
+        subprocess.run([*shlex.split(own), "--quiet"], check=True, cwd=tmp_path, env=environment, timeout=300)
+    python, absent = installed / "bin" / "python", ["torch", "safetensors", "sklearn", "matplotlib"]
+    found = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    done = subprocess.run([python, "-c", found, *absent], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]"
+
+    save_model(build(ALONE), UrankConfig(ranker="none"), tmp_path / "model")
+    options = ("--log", tmp_path / "log")
+    with (
+        running(tmp_path / "model", *options, environment={"PYTHONPATH": ""}, python=python) as (url, _),
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        event = {"ranking_id": ranked(tmp_path / "model", client), "item_id": "b"}
+        client.post("/v1/feedback", json={"events": [event]}).raise_for_status()
+    urank = installed / "bin" / "urank"
+    subprocess.run([urank, "feedback", tmp_path / "log", "--quiet"], check=True, env=environment, timeout=60)
+    assert pl.read_parquet(tmp_path / "log" / "log" / "*.parquet")["click"].sum() == 1
+    train = [urank, "train", tmp_path / "log" / "log", "-o", tmp_path / "next"]
+    refused = subprocess.run(train, capture_output=True, text=True, env=environment, timeout=60)
+    assert refused.returncode == 2
+    assert "this command needs torch, which is not installed" in " ".join(refused.stderr.split())
+
+
 # Health, signals, times
 
 
@@ -480,6 +519,7 @@ def test_the_page_names_files_that_are_there() -> None:
         "compose.yaml",
         "kubernetes.yaml",
         "nginx.conf",
+        "requirements.txt",
         "urank.service",
     }
 

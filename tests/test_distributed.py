@@ -28,7 +28,8 @@ import urank
 from urank import distributed
 from urank.learning.batches import Batch, ListArrays, MemoryStream, Stream
 from urank.learning.features import Featurizer, Inputs, fit_featurizer, own_blocks
-from urank.learning.training import History, TrainingConfig, mean_loss, seeded, train
+from urank.learning.training import History, mean_loss, seeded, train
+from urank.learning.training_settings import TrainingConfig
 from urank.log import prepare
 from urank.log.dataset import Dataset
 

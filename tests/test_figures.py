@@ -26,10 +26,8 @@ EARLIER_RESULTS = {
     "abtest",
     "clicks",
     "frontier",
-    "growth",
     "judge",
     "letor",
-    "lists",
     "log",
     "rank",
     "scale",
@@ -90,6 +88,13 @@ def test_a_figure_without_a_certificate_is_not_kept(tmp_path: Path) -> None:
 def test_figures_are_not_measured_with_changed_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "provenance", lambda command: MADE | {"commit": "abc1234+"})
     assert figures.measure_all() == 2
+
+
+def test_make_figures_runs_the_command() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "figures"]  # make test is a make, too
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, last = done.stdout.splitlines()
+    assert last.endswith("/python -m benchmarks figures")
 
 
 def test_only_what_is_missing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

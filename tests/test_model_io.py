@@ -18,8 +18,9 @@ from urank.errors import ConfigError, DataError
 from urank.learning.features import Featurizer, Inputs, Numeric
 from urank.learning.training import seeded
 from urank.model_io import load_model, read_manifest, save_model
-from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.urank_network import NetworkScorer, RankerConfig, build_scorer
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import RankerConfig, UrankConfig
+from urank.ranking.urank_network import NetworkScorer, build_scorer
 
 FEATURIZER = Featurizer((Numeric("a", 0.0, 1.0, False),), ())
 INPUTS = Inputs(np.linspace(-3, 3, 11, dtype=np.float32)[:, None], np.zeros((11, 0), dtype=np.int64))

@@ -16,9 +16,15 @@ import torch
 from polars.testing import assert_frame_equal
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import (
+    check_estimator_cloneable,
+    check_estimator_repr,
+    check_estimator_tags_renamed,
     check_get_params_invariance,
+    check_mixin_order,
     check_no_attributes_set_in_init,
     check_parameters_default_constructible,
+    check_set_params,
+    check_valid_tag_types,
 )
 
 import urank
@@ -29,7 +35,8 @@ from urank.errors import ConfigError, DataError
 from urank.log.dataset import Dataset
 from urank.pipeline import ModelFit, best_method, fit_model, policies_of, policies_to_evaluate, prepared
 from urank.ranking.policies import ModelPolicy, Random
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 from urank.ranking.urank_network import NetworkScorer
 
 TRAINING = {"epochs": 2, "batch_lists": 64}
@@ -240,12 +247,19 @@ def test_parameters_are_read_changed_and_cloned() -> None:
 @pytest.mark.parametrize(
     "check",
     [
+        check_estimator_cloneable,
+        check_estimator_repr,
+        check_estimator_tags_renamed,
+        check_get_params_invariance,
+        check_mixin_order,
         check_no_attributes_set_in_init,
         check_parameters_default_constructible,
-        check_get_params_invariance,
+        check_set_params,
+        check_valid_tag_types,
     ],
     ids=lambda check: check.__name__,
 )
+@pytest.mark.filterwarnings("ignore:ConfigError occurred during set_params")  # settings are checked at once
 def test_checks_of_scikit_learn_that_need_no_matrix(check: Any) -> None:
     check("URank", urank.URank())
 
@@ -335,6 +349,16 @@ def test_importing_urank_is_cheap() -> None:
         "import sys, urank\n"
         "assert not {'torch', 'polars', 'pyarrow', 'scipy'} & set(sys.modules)\n"
         "assert set(dir(urank)) == set(urank.__all__)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_constructing_an_estimator_is_cheap() -> None:
+    """Settings are validated without the libraries that only training needs, which take seconds to import."""
+    script = (
+        "import sys, urank, urank.cli.train\n"
+        "urank.URank()\n"
+        "assert not {'torch', 'lightgbm', 'sklearn', 'scipy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 

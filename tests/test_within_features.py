@@ -20,8 +20,9 @@ from contracts import run_graph
 from serve.cases import client, frame
 from serve.test_request_arrow import HEADERS, stream
 from urank.clicks.click_model import ClickModel
+from urank.clicks.click_settings import GbdtConfig
 from urank.clicks.item_curves import click_curves_of
-from urank.clicks.trees import GbdtConfig, fit_gbdt
+from urank.clicks.trees import fit_gbdt
 from urank.errors import ConfigError
 from urank.export.onnx import export_onnx
 from urank.export.vespa import export_vespa
@@ -252,7 +253,7 @@ def test_servers_compute_the_columns(model: urank.URank, folder: Path, candidate
         table = few.with_columns(pl.col("f1", "f2", "f3").cast(pl.Float32)).to_arrow()
         arrow = server.post("/v1/rank", content=stream(table), headers=HEADERS)
         assert arrow.status_code == 200, arrow.text
-    names = ["query_id", "item_id", "position", "click", "utility", *(["score"] if method == "score" else [])]
+    names = ["query_id", "item_id", "position", "probability", "utility", *(["score"] if method == "score" else [])]
     for each in (pl.DataFrame(items), pl.DataFrame(pa.ipc.open_stream(arrow.content).read_all())):
         assert method == "score" or each["score"].null_count() == each.height  # a server computes only what it needs
         assert_frame_equal(

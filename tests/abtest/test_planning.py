@@ -169,8 +169,8 @@ def test_sentence_and_json(visits: Exposures) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "one of lift, users and days must be given; got None, None and None"),
-        ({"lift": 0.1, "users": 5}, "one of lift, users and days must be given; got 0.1, 5 and None"),
+        ({}, "give one of lift, users per arm and days; got None, None and None"),
+        ({"lift": 0.1, "users": 5}, "give one of lift, users per arm and days; got 0.1, 5 and None"),
         ({"lift": 0.0}, "lift must be above −1 and not 0; got 0.0"),
         ({"lift": 0.1, "mean": None}, "plan needs a log, or mean and variance; got neither"),
         ({"lift": 0.1, "mean": 0.0}, "mean and variance must be above 0; got 0.0 and 1.0"),
@@ -187,7 +187,7 @@ def test_sentence_and_json(visits: Exposures) -> None:
         ({"lift": 0.1, "expected_lift": 1e-15}, "expected_lift must be from 1e-06 to 1,000 in size; got 1e-15"),
         ({"users": 10**5000}, "users must be a whole number from 1 to 1,000,000,000,000; got one beyond 1e.18"),
         ({"days": 10**320, "daily_users": 9}, "days must be a whole number from 1 to 3,660; got one beyond 1e.18"),
-        ({"users": 10**400, "lift": 0.1}, "one of lift, users and days must be given; got 0.1, one beyond 1e.18"),
+        ({"users": 10**400, "lift": 0.1}, "give one of lift, users per arm and days; got 0.1, one beyond 1e.18"),
         ({"lift": 0.1, "mean": 1e-200}, "mean must be from 1e-12 to 1e.12; got 1e-200"),
         ({"lift": 0.1, "mean": float("inf")}, "mean must be from 1e-12 to 1e.12; got inf"),
         ({"lift": 0.1, "variance": 1e300}, "the root of variance must be from 1e-06 to 1e.06 times mean, which is 1"),

@@ -39,7 +39,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a tiny test, whose rankers have hardly learned anything, and what was printed."""
     folder = tmp_path_factory.mktemp("abtest")
     parts = "".join(QUICK.format(name=name) for name in ("production", "clicks", "scorer"))
-    (folder / "tiny.toml").write_text(f"share = 0.4\nbefore = 9\n[market]\napps = 40\nusers = 9\n{parts}")
+    (folder / "tiny.toml").write_text(f"arm_share = 0.4\nbefore = 9\n[market]\napps = 40\nusers = 9\n{parts}")
     flags = ["--users", 1500, "--before", 2, "--during", 2, "--after", 1, "--retrain", 1]
     threads = torch.get_num_threads()
     arguments = ["abtest", "simulate", "-o", folder / "test", "--config", folder / "tiny.toml", *flags]
@@ -62,17 +62,17 @@ def said_on(page: Path) -> str:
 
 def test_analyse(log: Path, tmp_path: Path, command: Any) -> None:
     page = tmp_path / "test.html"
-    result = command("abtest", "analyse", log, "--start", START, "--splits", 50, "--html", page)
+    result = command("abtest", "analyse", log, "--start", START, "--halves", 50, "--html", page)
     assert result.code == 0, result.stderr
     said = " ".join(result.stdout.split())
     found = analyse(read_exposures(log), control="A", start=START, splits=50)
     assert " ".join(found.result("ctr").sentence.split()) in said
-    assert said.endswith(f"The same with plots: {page}")
+    assert said.endswith(f"The same as a page: {page}")
     said_on(page)
 
 
 def test_analyse_for_machines(log: Path, command: Any) -> None:
-    flags = ("--control", "B", "--treatment", "A", "--end", "2020-05-12", "--shares", "A=1,B=1", "--splits", 0)
+    flags = ("--control", "B", "--treatment", "A", "--end", "2020-05-12", "--shares", "A=1,B=1", "--halves", 0)
     more = ("--alpha", 0.1, "--interval", "bootstrap", "--expected-lift", 0.3, "--seed", 4, "--json")
     result = command("abtest", "analyse", log, *flags, *more)
     assert (result.code, result.stderr) == (0, "")
@@ -154,7 +154,8 @@ def test_plan_from_a_log(log: Path, tmp_path: Path, command: Any) -> None:
 @pytest.mark.parametrize(("name", "number", "halved"), [("days", 7, 4), ("users", 1001, 500)])
 def test_plan_the_other_way_round(log: Path, command: Any, name: str, number: int, halved: int) -> None:
     flags = ("--power", 0.9, "--alpha", 0.1, "--share", 0.5, "--expected-lift", 0.1, "--json")
-    result = command("abtest", "plan", log, f"--{name}", number, *flags)
+    flag = {"days": "--days", "users": "--users-per-arm"}[name]
+    result = command("abtest", "plan", log, flag, number, *flags)
     assert (result.code, result.stderr) == (0, "")
     content = json.loads(result.stdout)
     exposures = read_exposures(log, arms=False)
@@ -172,7 +173,7 @@ def test_plan_without_a_log(tmp_path: Path, command: Any) -> None:
     result = command("abtest", "plan", "--lift", 0.1, *numbers, "--users-per-day", 3000, "--html", tmp_path / "p.html")
     assert "days, daily" in result.stdout
     assert ">days<" in said_on(tmp_path / "p.html")
-    result = command("abtest", "plan", "--users", 5000, *numbers, "-q", "--html", tmp_path / "u.html")
+    result = command("abtest", "plan", "--users-per-arm", 5000, *numbers, "-q", "--html", tmp_path / "u.html")
     assert (result.code, result.stdout) == (0, "")
     assert "users in each arm" in said_on(tmp_path / "u.html")
 
@@ -190,8 +191,11 @@ def test_plan_for_what_has_no_double(log: Path, tmp_path: Path, command: Any) ->
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("LOG",), "one of lift, users and days must be given; got None, None and None"),
-        (("LOG", "--lift", 0.1, "--days", 7), "one of lift, users and days must be given; got 0.1, None and 7"),
+        (("LOG",), "give one of lift, users per arm and days; got None, None and None"),
+        (
+            ("LOG", "--lift", 0.1, "--days", 7),
+            "give one of lift, users per arm and days; got 0.1, None and 7",
+        ),
         (("--lift", 0.1), "--mean and --deviation"),
         (("--lift", 0.1, "--mean", 1), "--mean and --deviation"),
         (("--days", 7, "--mean", 1, "--deviation", 1), "--days needs a LOG, or --users-per-day"),
@@ -202,7 +206,7 @@ def test_plan_for_what_has_no_double(log: Path, tmp_path: Path, command: Any) ->
         (("LOG", "--days", 0), "days must be a whole number from 1 to 3,660; got 0"),
         ((*NUMBERS, "--lift", "1e308"), "lift must be "),
         ((*NUMBERS, "--lift", "nan"), "lift must be "),
-        ((*NUMBERS, "--users", 10**400), "users must be a whole number from 1 to 1,000,000,000,000"),
+        ((*NUMBERS, "--users-per-arm", 10**400), "users must be a whole number from 1 to 1,000,000,000,000"),
         ((*NUMBERS, "--lift", 0.1, "--mean", "1e-200"), "--mean must be from 1e-12 to 1e+12; got 1e-200"),
         ((*NUMBERS, "--lift", 0.1, "--deviation", "1e200"), "--deviation must be from 1e-06 to 1e+06 times --mean"),
         ((*NUMBERS, "--lift", 0.1, "--users-per-day", "inf"), "--users-per-day must be above 0 and at most"),
@@ -222,10 +226,10 @@ def test_plan_refuses(log: Path, tmp_path: Path, command: Any, flags: tuple[obje
         ("--lift", 0.1, "--alpha", "1e-20"),
         ("--lift", 1e-6),
         ("--lift", 1000),
-        ("--users", 1),
-        ("--users", 10**12),
+        ("--users-per-arm", 1),
+        ("--users-per-arm", 10**12),
         ("--days", 3660, "--users-per-day", 5),
-        ("--users", 5, "--expected-lift", 1e-6, "--mean", 1e-5, "--deviation", 9),
+        ("--users-per-arm", 5, "--expected-lift", 1e-6, "--mean", 1e-5, "--deviation", 9),
         ("--lift", 1e-6, "--mean", 1e-5, "--deviation", 9),
     ],
 )
@@ -276,7 +280,7 @@ def test_its_log_can_be_analysed(simulated: tuple[Path, str], command: Any) -> N
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--share", 0.6), "share in the test: input should be less than or equal to 0.5; got 0.6"),
+        (("--arm-share", 0.6), "arm_share in the test: input should be less than or equal to 0.5; got 0.6"),
         (("--users", 1), "market.users in the test: input should be greater than or equal to 2; got 1"),
         (("--method", "guess"), "method in the test: input should be 'score' or 'match'; got 'guess'"),
         (("--config", "absent.toml"), "absent.toml cannot be read: No such file or directory"),

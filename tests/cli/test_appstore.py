@@ -16,7 +16,7 @@ from urank.lab.market import MarketConfig
 
 TINY = (
     *("--users", "200", "--apps", "40", "--candidates", "12", "--positions", "6", "--visits", "1.2"),
-    *("--days", "3", "--warmup-days", "1", "--random-days", "5", "--random-visits", "50", "--bids", "1:5"),
+    *("--log-days", "3", "--warmup-days", "1", "--random-days", "5", "--random-visits", "50", "--bids", "1:5"),
 )
 
 
@@ -49,8 +49,8 @@ def test_the_log_has_the_columns_that_the_help_tells(store: Path, command: Any) 
     assert all(name.rpartition("_")[0] in text or name in text for name in log.columns)
     assert log["value"].is_between(1, 5).all()
     default = MarketConfig()
-    shown = (f"({default.users})", f"({default.bids[0]:g}:{default.bids[1]:g})")
-    commands = ("urank inspect", "urank propensity", "urank run", "urank evaluate")
+    shown = (f"[{default.users}]", f"[{default.bids[0]:g}:{default.bids[1]:g}]")
+    commands = ("urank inspect", "urank examination", "urank run", "urank evaluate")
     assert [told for told in ("Example:", "--json", *shown, *commands) if told not in text] == []
 
 
@@ -109,9 +109,9 @@ def test_inspect(store: Path, command: Any) -> None:
     assert command("inspect", store / "random.parquet").code == 0
 
 
-def test_propensity_by_category(store: Path, command: Any) -> None:
-    flags = ("--method", "randomised", "--by", "category", "--json")
-    found = json.loads(command("propensity", store / "random.parquet", *flags).stdout)
+def test_examination_by_category(store: Path, command: Any) -> None:
+    flags = ("--by", "category", "--json")
+    found = json.loads(command("examination", "randomised", store / "random.parquet", *flags).stdout)
     assert len(found["overall"]["examination"]) == 6
     assert set(found["categories"]) <= set(pl.read_parquet(store / "random.parquet")["category"])
 

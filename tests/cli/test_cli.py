@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -196,8 +197,32 @@ def test_a_run_that_is_ended_takes_back_what_it_began(tmp_path: Path, number: si
     process.send_signal(number)
     assert process.wait(timeout=30) != 0
     assert list(tmp_path.iterdir()) == []
-    if number == signal.SIGTERM:
-        assert process.returncode == 143
+    assert process.returncode == 128 + number
     assert process.stderr is not None
-    assert b"Traceback" not in process.stderr.read()
+    said = process.stderr.read().decode()
+    assert "Traceback" not in said
+    assert ("Interrupted; nothing half-written is left behind" in said) == (number == signal.SIGINT)
     process.stderr.close()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_says_how_to_resume_and_does(simulated: Path, tmp_path: Path) -> None:
+    flags = ["run", str(simulated / "log.parquet"), "-o", "my job", "--drop", "relevance", "--drop", "propensity"]
+    command = [sys.executable, "-m", "urank", *flags, "--ensemble", "4", "--force"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    state = tmp_path / ".my job.training" / "checkpoints"
+    for _ in range(1200):
+        if list(state.glob("*.safetensors")):
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    (line,) = [each for each in said.splitlines() if each.startswith("Interrupted")]
+    assert shlex.split(line.partition(": ")[2]) == ["urank", *flags, "--ensemble", "4", "--force"]
+    assert [path.name for path in tmp_path.iterdir()] == [".my job.training"]
+    before = {path.name: path.stat().st_mtime_ns for path in state.glob("*.safetensors")}
+    assert before
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["my job"]

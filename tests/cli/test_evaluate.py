@@ -17,7 +17,8 @@ from pages import Page
 from simulated import Small
 from urank.model_io import save_model
 from urank.pipeline import ModelFit
-from urank.ranking.ranking_model import RankingModel, UrankConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import UrankConfig
 
 QUICK = ("--seed", 0)
 
@@ -43,7 +44,7 @@ def test_table_and_page(small: Small, saved: Path, tmp_path: Path) -> None:
     assert said.startswith(("New ranking (", "No clear gain: ", "Keep the logged order: "))
     for word in ("doubly_robust", "self_normalised", "value@10", "true@10"):
         assert word in said
-    assert said.endswith(f"The same with plots: {page}")
+    assert said.endswith(f"The same as a page: {page}")
     parsed = Page()
     parsed.feed(page.read_text())
     assert "table" in parsed.tags

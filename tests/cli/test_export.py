@@ -15,7 +15,7 @@ from export.models import ALONE, TREES, build
 from urank.cli.model import export_command
 from urank.errors import UrankError
 from urank.model_io import save_model
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_others_read_it_as_it_is(folder: Path, tmp_path: Path, command: Any) -> 
         **dict.fromkeys(PLAIN.categorical, "categorical"),
     }
     assert "impressions 360" in " ".join(command("inspect", folder / "log").stdout.split())
-    result = command("abtest", "analyse", folder / "log", "--json", "--splits", 0)
+    result = command("abtest", "analyse", folder / "log", "--json", "--halves", 0)
     assert result.code == 0, result.stderr
     arms = {arm["name"]: arm for arm in json.loads(result.stdout)["arms"]}
     # Users of A click one item of three, those of B two.

@@ -27,7 +27,7 @@ def test_table_and_page(small: Small, saved: Path, tmp_path: Path, command: Any)
     for word in ("value@10", "mean move", "largest", "other first", "true gain"):
         assert word in said
     assert "launch score " in said or "no level is recommended: " in said
-    assert said.endswith(f"The same with plots: {page}")
+    assert said.endswith(f"The same as a page: {page}")
     parsed = Page()
     parsed.feed(page.read_text())
     assert {"table", "svg"} <= set(parsed.tags)

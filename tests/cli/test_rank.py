@@ -149,7 +149,7 @@ def test_the_numbers_are_those_of_the_model(model: RankingModel) -> None:
         "item_id": pl.Int64,
         "position": pl.Int32,
         "score": pl.Float32,
-        "click": pl.Float32,
+        "probability": pl.Float32,
         "utility": pl.Float32,
     }
     flat = candidates.with_columns(pl.col("emb").arr.get(i).alias(f"emb[{i}]") for i in (0, 1))
@@ -166,13 +166,13 @@ def test_the_numbers_are_those_of_the_model(model: RankingModel) -> None:
             "item_id",
             position=pl.Series(position, dtype=pl.Int32),
             score=pl.Series(value - candidates["price"].to_numpy(), dtype=pl.Float32),
-            click=pl.Series(click, dtype=pl.Float32, nan_to_null=True),
+            probability=pl.Series(click, dtype=pl.Float32, nan_to_null=True),
             utility=pl.Series(np.where(placed, click * value, 0), dtype=pl.Float32),
         )
         lists = pl.Series(np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
         expected = expected.with_columns(list=lists).sort("list", "position").drop("list")
         assert_frame_equal(model.rank(candidates, method=method), expected, rel_tol=1e-5)
-    assert ranked["click"].null_count() == ranked.filter(pl.col("position") > POSITIONS).height > 0
+    assert ranked["probability"].null_count() == ranked.filter(pl.col("position") > POSITIONS).height > 0
     assert ranked.equals(model.rank(candidates, method="match"))
 
 
@@ -236,7 +236,7 @@ def test_one_list_without_a_query(model: RankingModel) -> None:
     candidates = some_candidates().select("item_id", "price", "emb", "shape")
     ranked = model.rank(candidates)
     assert ranked["position"].to_list() == list(range(1, candidates.height + 1))
-    assert ranked.columns == ["item_id", "position", "score", "click", "utility"]
+    assert ranked.columns == ["item_id", "position", "score", "probability", "utility"]
     assert "score" not in RankingModel(model.clicks).rank(candidates).columns
 
 
@@ -303,7 +303,7 @@ def test_a_guard(model: RankingModel, method: Any, guard: str) -> None:
     placed = (held["position"] <= POSITIONS).to_numpy()
     click = table[np.arange(len(table)), np.minimum(held["position"].to_numpy(), POSITIONS) - 1]
     value = candidates["value"].to_numpy()[held["item_id"].to_numpy()]
-    np.testing.assert_allclose(held["click"].to_numpy()[placed], click[placed], rtol=1e-5)
+    np.testing.assert_allclose(held["probability"].to_numpy()[placed], click[placed], rtol=1e-5)
     np.testing.assert_allclose(held["utility"], np.where(placed, click * value, 0), rtol=1e-5)
 
 
@@ -373,7 +373,7 @@ def test_outputs_that_are_refused(
 def test_flags_that_are_refused(tmp_path: Path, model: RankingModel, urank: Callable[..., Any]) -> None:
     some_candidates().write_parquet(tmp_path / "c.parquet")
     arguments = ("model", tmp_path / "c.parquet", "-o", tmp_path / "r.parquet")
-    assert refused(urank(*arguments, "-c", "value")) == "--column takes ROLE=NAME, as query_id=search; got 'value'"
+    assert refused(urank(*arguments, "-c", "value")) == "--column takes ROLE=NAME, as position=rank; got 'value'"
     assert "'click' is not a role that a column of candidates" in refused(urank(*arguments, "-c", "click=clicked"))
     assert "has no column 'sum' (asked for as value)" in refused(urank(*arguments, "-c", "value=sum"))
     for flags in (("--top", 0), ("--method", "magic")):
@@ -401,7 +401,7 @@ def test_help(urank: Callable[..., Any]) -> None:
 
 def test_a_saved_model(tmp_path: Path, urank: Callable[..., Any]) -> None:
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import UrankConfig
+    from urank.ranking.ranking_settings import UrankConfig
 
     made = RankingModel(click_model())
     save_model(made, UrankConfig(), tmp_path / "model", onnx=False)

@@ -190,7 +190,7 @@ def test_no_ranker(folder: Path, tmp_path: Path, command: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "family"),
     [
-        (("--ranker", "ranksvm", "--propensity", "harvest"), "linear"),
+        (("--ranker", "ranksvm", "--examination", "harvest"), "linear"),
         (("--ranker", "lambdarank", "--learn-from", "relevance"), "network"),
         (("--ranker", "lambdarank-trees"), "trees"),
     ],
@@ -216,10 +216,10 @@ def test_rankers_of_other_papers(
     ("arguments", "sentence"),
     [
         (
-            ("--propensity", "em"),
-            "propensity is only for the rankers lambdarank, lambdarank-trees, ranknet, ",
+            ("--examination", "em"),
+            "examination is only for the rankers lambdarank, lambdarank-trees, ranknet, ",
         ),
-        (("--ranker", "ranksvm", "--propensity", "nowhere.json"), "nowhere.json"),
+        (("--ranker", "ranksvm", "--examination", "nowhere.json"), "nowhere.json"),
         (("--ranker", "lambdarank", "--learn-from", "hearsay"), "baseline.learn_from in the model: input should be"),
         (("--click-model", "oracle"), "clicks.families.0 in the model: input should be 'shrunk'"),
         (("--calibration", "magic"), "clicks.calibration in the model: input should be 'none'"),
@@ -228,7 +228,7 @@ def test_rankers_of_other_papers(
         (("--method", "magic"), "method in the model: input should be 'auto', 'score', 'match' or 'ctr1'; got 'magic'"),
         (("--target", "truth"), "scorer.target in the model: input should be 'model', 'counterfactual' or 'blend'"),
         (("--form", "best"), "scorer.form in the model: input should be 'stable' or 'paper'; got 'best'"),
-        (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp', 'deepfm' or 'pnn'; got 'bert'"),
+        (("--backbone", "bert"), "clicks.backbone in the model: input should be 'mlp', 'deepfm', 'pnn' or 'pin'; got "),
         (("--ranker", "none", "--method", "score"), "method score needs a ranker with scores; got ranker 'none'"),
         (("--ranker", "trees", "--form", "paper"), "ranker trees needs the stable form of the loss; got form 'paper'"),
         (("--truth", "nowhere"), "nowhere holds no truth"),

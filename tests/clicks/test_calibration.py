@@ -23,7 +23,6 @@ from urank.clicks.calibration import (
     LEAST_SLOPE,
     PRIOR_CLICKS,
     Calibration,
-    CalibrationKind,
     Isotonic,
     Temperature,
     calibrate,
@@ -33,6 +32,7 @@ from urank.clicks.calibration import (
     prior_weight,
     running_minimum,
 )
+from urank.clicks.click_settings import CalibrationKind
 from urank.evaluation.click_quality import expected_calibration_error, log_loss_metric
 
 KINDS: list[CalibrationKind] = list(get_args(CalibrationKind))

@@ -20,6 +20,7 @@ import urank
 from contracts import check_saved_loaded_and_exported
 from urank.clicks.calibration import Calibration
 from urank.clicks.click_model import ClickModel, NetworkClicks
+from urank.clicks.click_settings import ClickConfig
 from urank.clicks.conversion import (
     INTERCEPT_PENALTY,
     ConversionEvidence,
@@ -30,7 +31,6 @@ from urank.clicks.conversion import (
     largest_within_error,
 )
 from urank.clicks.families import build_network
-from urank.clicks.fitting import ClickConfig
 from urank.errors import DataError
 from urank.export.onnx import export_onnx
 from urank.learning.features import Categorical, Featurizer, Inputs, Numeric, fit_featurizer

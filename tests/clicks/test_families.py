@@ -11,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urank.clicks.families import Head, NetworkFamily, build_network, click_loss, log1m_exp
-from urank.clicks.fitting import ClickFamily
+from urank.clicks.click_settings import ClickFamily, NetworkFamily
+from urank.clicks.families import Head, build_network, click_loss, log1m_exp
 from urank.errors import ConfigError
 from urank.learning.features import Categorical, Featurizer, Numeric
-from urank.learning.networks import Backbone, embedding_width
+from urank.learning.networks import embedding_width
 from urank.learning.training import seeded
+from urank.learning.training_settings import Backbone
 
 K = 7
 FEATURIZER = Featurizer(
@@ -209,9 +210,37 @@ def test_pnn_adds_the_products_of_all_pairs_to_the_first_layer(featurizer: Featu
         torch.testing.assert_close(table[row, position - 1], model.output.weight[0] @ hidden + model.output.bias[0])
 
 
-def test_pnn_needs_a_hidden_layer() -> None:
-    with pytest.raises(ConfigError, match="hidden must have at least one layer for the backbone pnn"):
-        build_network("vector", FEATURIZER, K, backbone="pnn", hidden=())
+@torch.no_grad()
+@pytest.mark.parametrize("featurizer", [FEATURIZER, NUMBERS, CATEGORIES])
+def test_pin_has_a_network_for_each_pair_of_fields(featurizer: Featurizer) -> None:
+    """Qu et al. 2018: ReLU(W (v_i, v_j, v_i ∘ v_j) + b) of each pair, one by one, with the position as a field."""
+    model = random_weights(build_network("position", featurizer, K, backbone="pin", hidden=(6, DEEP)))
+    numeric, categorical = some_of(featurizer, 3)
+    (first, second) = (layer for layer in model.backbone.layers if isinstance(layer, torch.nn.Linear))
+    table = logits(model, numeric, categorical)
+    for row, position in product(range(3), range(1, K + 1)):
+        vectors = field_vectors(model, numeric[row], [*categorical[row].tolist(), position])
+        pairs = [(i, j) for j in range(len(vectors)) for i in range(j)]
+        assert len(pairs) == len(model.backbone.weight)
+        outputs = [
+            torch.relu(torch.cat([vectors[i], vectors[j], vectors[i] * vectors[j]]) @ weight + bias)
+            for (i, j), weight, bias in zip(pairs, model.backbone.weight, model.backbone.bias, strict=True)
+        ]
+        hidden = torch.relu(first.weight @ torch.cat(outputs) + first.bias)
+        hidden = torch.relu(second.weight @ hidden + second.bias)
+        torch.testing.assert_close(table[row, position - 1], model.output.weight[0] @ hidden + model.output.bias[0])
+
+
+@pytest.mark.parametrize("backbone", ["pnn", "pin"])
+def test_pnn_and_pin_need_a_hidden_layer(backbone: Backbone) -> None:
+    with pytest.raises(ConfigError, match=f"hidden must have at least one layer for the backbone {backbone}"):
+        build_network("vector", FEATURIZER, K, backbone=backbone, hidden=())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_pin_needs_a_pair_of_fields() -> None:
+    with pytest.raises(ConfigError, match="needs at least two features; got 1"):
+        build_network("vector", CATEGORIES, K, backbone="pin")
 
 
 def test_deepfm_is_one_on_any_backbone() -> None:

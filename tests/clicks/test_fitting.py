@@ -11,12 +11,13 @@ import pytest
 import urank
 from contracts import CHECKS, check_saved_loaded_and_exported
 from urank.clicks.click_model import log_mean_exp
-from urank.clicks.fitting import ClickConfig, Fit, fit_clicks, predictions
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import Fit, fit_clicks, predictions
 from urank.clicks.item_curves import click_curves_of, decay
 from urank.errors import ConfigError, DataError
 from urank.evaluation.click_quality import quality
 from urank.lab.truth import oracle_predictions, read_truth, review_fit
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.pipeline import click_model_quality
 

@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from simulated import Small, make, true_utility
-from urank.clicks.fitting import ClickConfig, Fit, fit_clicks
+from urank.clicks import shrunk
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import Fit, fit_clicks
 from urank.clicks.shrunk import ALPHAS, Evidence, ShrunkClicks, choose_alpha, joint_loss, list_losses
+from urank.errors import TooFewError
 from urank.learning.batches import train_and_valid
-from urank.learning.features import Inputs
+from urank.learning.features import Inputs, fit_featurizer
 from urank.log.dataset import Block
+from urank.log.folds import folds
 from urank.ranking.ranking_model import RankingModel
 
 SETTINGS: dict[str, Any] = {"queries": 500, "candidates": 8, "positions": 8, "features": 6, "sessions": 6, "seed": 410}
@@ -73,7 +77,7 @@ def test_table_is_the_formula(fit: Fit, block: Block) -> None:
     relevance, delta, level = parts_of(member, inputs)
     by_network, by_trees, intercept = network.weights.double().tolist()
     columns = inputs.numeric[:, : network.compared]
-    trees = member.trees.booster.predict(columns, raw_score=True)
+    trees = np.mean([each.booster.predict(columns, raw_score=True) for each in member.trees], axis=0)
     r = by_network * relevance + by_trees * trees + intercept + float(network.bias.detach())
     steps = np.log1p(np.exp(network.steps.detach().double().numpy()))
     g = np.append(0, np.cumsum(steps))
@@ -212,3 +216,47 @@ def test_weights_are_not_negative_and_seeds_repeat(item_users: Small, fit: Fit, 
 def test_weak_evidence_is_put_in_words() -> None:
     assert "by item: no sign of it (none of it is kept)" in Evidence(0.0, 9.0, 0.7, -1.0).sentence
     assert "by list: weakly" in Evidence(0.0, 9.0, 0.7, -1.0).sentence
+
+
+# Small logs
+
+
+def test_a_small_log_also_has_trees_without_within_list_features(fit: Fit) -> None:
+    member = member_of(fit)
+    network = member.network
+    compared, raw = (each.booster.feature_importance() for each in member.trees)
+    within = slice(network.raw, network.compared)
+    assert compared[within].sum() > 0
+    assert raw[within].sum() == 0
+    assert raw[: network.raw].sum() > 0
+
+
+def test_trees_fitted_again_are_of_the_same_kinds(item_users: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if only train and valid together exceed the limit: the weights were fitted for the mean of both kinds."""
+    monkeypatch.setattr(shrunk, "SMALL_LOG", train_and_valid_lists(item_users)[0])
+    assert len(member_of(fit_clicks(item_users.dataset, ClickConfig())).trees) == 2
+
+
+def train_and_valid_lists(log: Small) -> tuple[int, int]:
+    """Distinct lists of train and valid."""
+    splits = train_and_valid(log.dataset, fit_featurizer(log.dataset), shown=True, values=False)
+    train, valid = (sum(split.lists(group).distinct for group in range(len(split.groups))) for split in splits)
+    assert valid > 0
+    return train, valid
+
+
+def test_few_queries_choose_alpha_by_cross_validation(tmp_path: Path) -> None:
+    """Some twenty held-out queries cannot tell that attention differs by item; all two hundred can."""
+    settings = {**SETTINGS, "queries": 200, "eta": 3.0}
+    few = make(tmp_path, user="item", **settings)
+    evidence = fit_clicks(few.dataset, ClickConfig()).evidence
+    assert evidence is not None
+    assert evidence.items > 3
+    assert evidence.alpha >= 0.75
+
+
+def test_too_few_queries_for_folds_choose_alpha_on_valid(tmp_path: Path) -> None:
+    tiny = make(tmp_path, user="item", **{**SETTINGS, "queries": 12})
+    with pytest.raises(TooFewError):
+        folds(tiny.dataset, ("train", "valid"), count=5)
+    assert fit_clicks(tiny.dataset, ClickConfig()).evidence is not None

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 import urank
-from urank.clicks.trees import GbdtClicks, GbdtConfig, fit_gbdt
+from urank.clicks.click_settings import GbdtConfig
+from urank.clicks.trees import GbdtClicks, fit_gbdt
 from urank.errors import DataError
 from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.learning.features import Featurizer, Inputs

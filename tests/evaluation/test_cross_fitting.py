@@ -10,10 +10,11 @@ import pytest
 
 from known_judges import QUICK_JUDGES
 from simulated import Small
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.evaluation import cross_fitting as module
-from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges, fold_of
+from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.log.dataset import Dataset
+from urank.log.folds import fold_of
 
 
 @dataclass

@@ -173,7 +173,7 @@ def test_invalid_arguments_are_refused(changes: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("user", ["item", "query", "pbm", "trust", "cascade"])
 def test_only_cascade_users_of_the_simulator_are_found(user: Any) -> None:
-    config = SimulationConfig(queries=150, sessions=6, features=5, truth="all", user=user, seed=3)
+    config = SimulationConfig(queries=150, sessions=6, features=5, truth_split="all", user=user, seed=3)
     simulation = simulate(config)
     column = "relevance_probability" if user == "cascade" else "table"
     truth = simulation.candidates.select("item_id", column)

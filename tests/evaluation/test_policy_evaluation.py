@@ -18,7 +18,7 @@ import urank
 from known_judges import QUICK_JUDGES as QUICK
 from known_judges import let_judges_know
 from simulated import Small, make
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.errors import ConfigError, DataError
 from urank.evaluation import policy_evaluation as module
 from urank.evaluation.estimators import ESTIMATORS, Terms
@@ -367,7 +367,7 @@ def test_random_lists_are_also_evaluated_on_their_own(tmp_path: Path, monkeypatc
     shuffled = make(tmp_path, queries=300, sessions=6, randomise="shuffle", randomise_share=1.0, seed=3, **size)
     let_judges_know(shuffled, monkeypatch)
     mark = str(shuffled.simulation.log["policy"][0])
-    found = evaluate_policies([Random()], shuffled.dataset, randomised=f"policy={mark}").randomised
+    found = evaluate_policies([Random()], shuffled.dataset, randomised=[f"policy={mark}"]).randomised
     assert found is not None
     assert found.check.random
     assert set(found.utility) == {"as shown", "random"}
@@ -380,7 +380,7 @@ def test_random_lists_are_also_evaluated_on_their_own(tmp_path: Path, monkeypatc
         ("f1=high", "randomised must name a number, since f1 has numbers; got 'f1=high'"),
     ):
         with pytest.raises((ConfigError, DataError), match=sentence):
-            evaluate_policies([Reversed()], shuffled.dataset, randomised=wrong)
+            evaluate_policies([Reversed()], shuffled.dataset, randomised=[wrong])
 
 
 def test_clicks_that_depend_on_the_items_above_are_a_warning(

@@ -17,7 +17,8 @@ from urank.clicks.trees import GbdtClicks
 from urank.learning.features import Categorical, Featurizer, Numeric
 from urank.learning.training import seeded
 from urank.ranking.ranking_model import RankingModel, Scorer
-from urank.ranking.urank_network import NetworkScorer, RankerConfig, build_scorer
+from urank.ranking.ranking_settings import RankerConfig
+from urank.ranking.urank_network import NetworkScorer, build_scorer
 from urank.ranking.urank_trees import TreesScorer
 
 K = 5

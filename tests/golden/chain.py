@@ -61,9 +61,9 @@ COMMANDS = {
     "rank score": Command("rank made/network made/sim/log.parquet --method score -o made/score.parquet", "rank"),
     "rank match": Command("rank made/network made/sim/log.parquet --method match -o made/match.parquet", "rank"),
     "curves": Command("curves made/network made/prepared", "rank"),
-    "propensity randomised": Command("propensity made/prepared --method randomised", "propensity"),
-    "propensity harvest": Command("propensity made/prepared --method harvest", "propensity"),
-    "propensity em": Command("propensity made/prepared --method em", "propensity"),
+    "examination randomised": Command("examination randomised made/prepared", "examination"),
+    "examination harvest": Command("examination harvest made/prepared", "examination"),
+    "examination em": Command("examination em made/prepared", "examination"),
     "export onnx": Command("export made/network --onnx made/onnx", "export"),
     "run": Command(
         "run made/sim/log.parquet -o made/job --drop relevance --drop propensity --click-model monotone --test 0.2"
@@ -72,12 +72,12 @@ COMMANDS = {
     ),
     # The log of a simulated app store: numbers, categories, users and timestamps.
     "appstore": Command(
-        "appstore -o made/store --users 300 --apps 40 --days 3 --warmup-days 2 --random-days 3 --random-visits 300",
+        "appstore -o made/store --users 300 --apps 40 --log-days 3 --warmup-days 2 --random-days 3 --random-visits 300",
         "store",
     ),
     "inspect store": Command("inspect made/store/log.parquet", "store"),
-    "propensity category": Command(
-        "propensity made/store/random.parquet --method randomised --policy random --by category", "store"
+    "examination category": Command(
+        "examination randomised made/store/random.parquet --randomised policy=random --by category", "store"
     ),
     "train store": Command(
         "train made/store/log.parquet -o made/store-model --click-model monotone --within-list off --ranker network"
@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "abtest plan log": Command("abtest plan made/exposures.parquet --days 14", "abtest"),
     "abtest analyse": Command(
-        "abtest analyse made/exposures.parquet --control A --treatment B --start 2024-03-04 --splits 100", "abtest"
+        "abtest analyse made/exposures.parquet --control A --treatment B --start 2024-03-04 --halves 100", "abtest"
     ),
 }
 # What serves, and what turns what it recorded into a log after it has ended.

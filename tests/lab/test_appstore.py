@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 from scipy.stats import chi2
 
 import urank
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.lab.appstore import (
     FIRST_DAY,
     Ranker,
@@ -36,7 +36,7 @@ from urank.lab.appstore import (
 )
 from urank.lab.market import CATEGORIES, Market, MarketConfig, build_market
 from urank.lab.user_models import table_probabilities
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.propensity.randomised import fit_by_category
 from urank.ranking.ranking_model import RankingModel
@@ -237,7 +237,7 @@ def test_expected_downloads_are_those_that_come(ranker: Ranker) -> None:
 
 FILES = ["appstore.toml", "log.parquet", "random.parquet", "truth/candidates.parquet"]
 CONFIG = MarketConfig(
-    users=200, apps=40, candidates=12, positions=6, random_days=5, random_visits=50, days=3, warmup_days=1, visits=1
+    users=200, apps=40, candidates=12, positions=6, random_days=5, random_visits=50, log_days=3, warmup_days=1, visits=1
 )
 QUICK = ClickConfig(families=("deepfm",), hidden=(8,), training=TrainingConfig(epochs=2, batch_lists=64))
 

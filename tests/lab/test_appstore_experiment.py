@@ -200,7 +200,7 @@ def test_a_learner_sees_features_and_clicks_alone(store: StoreTrial) -> None:
 
 
 def test_the_last_day_judges_and_the_days_before_teach(store: StoreTrial) -> None:
-    days = MARKET["days"]
+    days = MARKET["log_days"]
     learned = visits_of(store.dataset(bids=False))
     assert {visit.split("-")[0] for visit in learned} == {f"live+{day}" for day in range(1, days)}
     assert visits_of(store.dataset(bids=True)) == learned

@@ -21,6 +21,8 @@ from urank.lab.claims import (
     curve_claims,
     differences,
     list_example,
+    live_claims,
+    live_rows,
     method_claims,
     method_rows,
     position_curves,
@@ -578,6 +580,40 @@ def test_each_metric_agrees_by_itself() -> None:
 
 
 # --- over seeds -------------------------------------------------------------------------------------------------------
+
+
+def live(seed: int = 0, ab: float = 0.2, after: float = 0.0, day: float = 0.05) -> pl.DataFrame:
+    """A live test: intervals are 4 % wide, and the truth is the lift."""
+    lifts = {"A/A before": 0.0, "A/B": ab, "A/A after": after}
+    rows = [
+        {"period": period, "metric": metric, "lift": lift, "low": lift - 0.02, "high": lift + 0.02, "true_lift": lift}
+        for period, lift in lifts.items()
+        for metric in ("CTR", "CVR")
+    ]
+    return pl.DataFrame(rows).with_columns(seed=pl.lit(seed), largest_day=pl.lit(day))
+
+
+def test_live_tests_are_averaged_over_seeds() -> None:
+    rows = live_rows(pl.concat([live(0, ab=0.1, day=0.03), live(1, ab=0.3)]))
+    assert [(row.period, row.metric) for row in rows][2:4] == [("A/B", "CTR"), ("A/B", "CVR")]
+    assert rows[2].lift == pytest.approx((0.1 + 0.3) / 2)
+    assert rows[2].low == pytest.approx((0.1 + 0.3) / 2 - 0.02)
+    assert rows[2].largest_day == 0.05
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [
+        (live(), [True, True, True, True, True, True]),
+        (live(day=0.081), [False, True, True, True, True, True]),
+        (live(ab=0.015), [True, False, False, False, False, False]),  # nor can it drop
+        (live(ab=0.1), [True, True, True, False, False, True]),
+        (live(after=0.03), [True, True, True, True, True, False]),
+        (live().filter(pl.col("period") != "A/A after"), [True, True, True, True, True]),
+    ],
+)
+def test_claims_of_the_live_test_both_ways(found: pl.DataFrame, holds: list[bool]) -> None:
+    assert [claim.holds for claim in live_claims(live_rows(found))] == holds
 
 
 def test_differences_by_arithmetic() -> None:

@@ -32,7 +32,7 @@ def test_every_experiment_reads_and_its_methods_exist() -> None:
         assert experiment.methods
         assert set(experiment.methods) <= {*KNOWN}, name
         assert len(set(experiment.methods)) == len(experiment.methods)
-        assert experiment.simulation.truth == "all"
+        assert experiment.simulation.truth_split == "all"
     # `all` trains once for all of them.
     assert all(found["table1"].same_settings(other) for other in found.values())
     used = {key for experiment in found.values() for key in experiment.methods}
@@ -87,7 +87,7 @@ def test_overrides_are_laid_over_table_by_table() -> None:
     overrides = {"simulation": {"queries": 7}, "scorer": {"training": {"epochs": 3}}, "swap_sessions": 9}
     laid = read_experiment("table1", overrides)
     assert laid.simulation == plain.simulation.model_copy(update={"queries": 7})
-    assert laid.simulation.truth == "all"  # of the experiment's own table, which stays
+    assert laid.simulation.truth_split == "all"  # of the experiment's own table, which stays
     assert (laid.scorer.training.epochs, laid.swap_sessions) == (3, 9)
     assert laid.clicks == plain.clicks
     assert overrides["scorer"] == {"training": {"epochs": 3}}  # as it was
@@ -137,7 +137,10 @@ def test_a_seed_moves_every_seed_and_nothing_else() -> None:
     before, after = _seeds(plain.model_dump()), _seeds(moved.model_dump())
     assert len(before) >= 6 + 5
     assert {place for place in before if place.startswith("store.")} >= {"store.market.", "store.scorer."}
-    assert after == {place: seed + 3 for place, seed in before.items()}
+    inside = {place for place in before if place.startswith("store.live.") and place != "store.live."}
+    assert after == {place: seed + 3 * (place not in inside) for place, seed in before.items()}
+    live = _seeds(moved.store.live.seeded().model_dump())  # the seed of a live test is added to those inside it
+    assert live == {"": 0, **{place.removeprefix("store.live."): before[place] + 3 for place in inside}}
     assert not plain.same_settings(moved)
     assert plain.seeded(0) == plain
     # Whether the sessions were asked for decides how many there are, also of another seed.

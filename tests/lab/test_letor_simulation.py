@@ -119,7 +119,7 @@ def test_refuses_impossible_sizes(arguments: dict[str, int], message: str) -> No
         generate_letor(**arguments, rng=np.random.default_rng(0))
 
 
-SMALL: dict[str, Any] = {"queries": 60, "features": 6, "sessions": 5, "truth": "all"}
+SMALL: dict[str, Any] = {"queries": 60, "features": 6, "sessions": 5, "truth_split": "all"}
 LIST = ["query_id", "session_id"]
 
 
@@ -271,7 +271,7 @@ def test_candidates_are_a_random_part_of_each_query() -> None:
 
 
 def test_truth_of_the_test_queries_only() -> None:
-    simulation = run(queries=200, truth="test", test=0.25)
+    simulation = run(queries=200, truth_split="test", test=0.25)
     ids = simulation.log["query_id"].unique()
     in_test = set(ids.filter(split_by_hash(stable_hash(ids), valid=0.1, test=0.25) == 2))
     assert set(simulation.candidates["query_id"]) == in_test

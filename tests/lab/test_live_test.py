@@ -25,10 +25,10 @@ from urank.lab.appstore import (
     production_ranker,
     ranked_by,
 )
+from urank.lab.experiment import AbTestConfig
 from urank.lab.live_test import (
     CONTROL,
     TREATMENT,
-    AbTestConfig,
     AbTestRun,
     JudgedTest,
     Learned,
@@ -40,12 +40,20 @@ from urank.lab.market import build_market
 
 QUICK = {"training": {"epochs": 1, "batch_lists": 64}}
 SETTINGS: dict[str, Any] = {
-    "market": {"users": 1500, "visits": 0.5, "apps": 40, "candidates": 10, "positions": 6, "random_days": 1, "days": 2},
+    "market": {
+        "users": 1500,
+        "visits": 0.5,
+        "apps": 40,
+        "candidates": 10,
+        "positions": 6,
+        "random_days": 1,
+        "log_days": 2,
+    },
     "before": 2,
     "during": 5,
     "after": 1,
     "retrain": 3,
-    "window": 2,
+    "train_days": 2,
     "production": QUICK,
     "clicks": QUICK,
     "scorer": QUICK,
@@ -148,7 +156,7 @@ def test_only_some_can_come_and_see_what_they_would_have_seen() -> None:
     ("settings", "sentence"),
     [
         ({"before": 30, "during": 40, "after": 30}, "before, during and after must be 62 days in all at most"),
-        ({"share": 0.6}, "less than or equal to 0.5"),
+        ({"arm_share": 0.6}, "less than or equal to 0.5"),
         ({"retrain": 0}, "greater than or equal to 1"),
     ],
 )

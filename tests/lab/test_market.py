@@ -13,7 +13,15 @@ from urank.config import validate
 from urank.errors import ConfigError
 from urank.lab.market import CATEGORIES, DEVICES, MORE_DAYS, REGIONS, Market, MarketConfig, build_market
 
-SIZES = {"users": 500, "apps": 80, "candidates": 20, "positions": 10, "days": 8, "warmup_days": 3, "random_days": 20}
+SIZES = {
+    "users": 500,
+    "apps": 80,
+    "candidates": 20,
+    "positions": 10,
+    "log_days": 8,
+    "warmup_days": 3,
+    "random_days": 20,
+}
 TASTES = {"tastes": 4, "appeal": -3.0, "attention": 2.0, "steepness": 1.1, "thumbnails": 0.4, "drift": 0.1}
 
 
@@ -117,7 +125,7 @@ def test_there_is_a_popularity_for_every_day_that_can_come(market: Market) -> No
     config = market.config
     first = 1 - config.warmup_days - config.random_days
     assert market.day(first - 1) == 0  # the eve, which the features of the first day tell of
-    assert market.day(config.days + MORE_DAYS) == len(market.popularity) - 1
+    assert market.day(config.log_days + MORE_DAYS) == len(market.popularity) - 1
 
 
 def test_the_features_tell_of_yesterday_and_of_tastes_as_measured() -> None:
@@ -147,7 +155,7 @@ def test_the_features_tell_of_yesterday_and_of_tastes_as_measured() -> None:
         ({"user": 3}, "user is not a key of the app store; the keys are users, apps, visits"),
         ({"users": 1}, "users in the app store: input should be greater than or equal to 2; got 1"),
         ({"visits": 0}, "visits in the app store: input should be greater than 0; got 0"),
-        ({"days": 1}, "days in the app store: input should be greater than or equal to 2; got 1"),
+        ({"log_days": 1}, "log_days in the app store: input should be greater than or equal to 2; got 1"),
         ({"drift": float("nan")}, "drift in the app store: input should be a finite number; got nan"),
         ({"seed": -1}, "seed in the app store: input should be greater than or equal to 0; got -1"),
         (

@@ -91,7 +91,8 @@ def test_all_of_it_is_there(everything: Everything) -> None:
     assert len(found.differences) == 6
     assert found.seconds > 0
     assert found.data.startswith("60 generated queries, 8 features")
-    assert found.data.endswith("; a simulated app store with 200 users and 40 apps")
+    assert "; a simulated app store with 200 users and 40 apps; " in found.data
+    assert found.data.endswith("; a live test of 6 days in one with 1,500 users")
     table = pl.read_parquet(folder / "table1.parquet")
     assert table["method"].to_list() == [row.key for row in found.rows]
     assert table["#Click"].to_list() == [row.mean["#Click"] for row in found.rows]
@@ -118,6 +119,18 @@ def test_all_of_the_store_is_there(everything: Everything) -> None:
     assert results.height == len(STORE_METHODS) * found.visits
     assert results.select("seed", "method", "query_id").is_unique().all()
     assert not results.select(pl.col(pl.Float64).is_nan().any()).row(0).count(True)
+
+
+@pytest.mark.slow
+def test_the_live_test_is_there(everything: Everything) -> None:
+    found, folder = everything
+    results = pl.read_parquet(folder / "live-test.parquet")
+    assert results.height == 2 * 3 * 2  # seeds, periods and metrics
+    assert len(found.live) == 3 * 2
+    assert len(found.live_claims) == 1 + 2 + 2 + 1
+    assert found.live[0].lift == pytest.approx(results.filter(period="A/A before", metric="CTR")["lift"].mean())
+    assert set(results.filter(pl.col("period") != "A/B")["true_lift"]) == {0.0}
+    assert not list(folder.glob("seed-*/store/live"))  # the exposure logs are removed
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 
 from lab.tiny import FEW, KNOWN, QUICK, TINY, config, half_written
 from urank.errors import UrankError
-from urank.lab.appstore_experiment import STORE_METHODS, STORE_STEPS
+from urank.lab.appstore_experiment import LIVE, STORE_METHODS, STORE_STEPS
 from urank.lab.letor_experiment import METHODS, STEPS
 from urank.lab.runner import DATA, EVERY_STEP, SeedRun, Task, missing_tasks, run_tasks, seed_folder, tasks_for
 from urank.progress import Report
@@ -40,7 +40,7 @@ def test_every_need_is_a_step_of_the_same_experiment(name: str) -> None:
     step, of_store = EVERY_STEP[name], name.startswith("store-")
     assert set(step.needs) <= set(STORE_STEPS if of_store else STEPS)
     assert step.cost > 0
-    assert name in DATA or ("store-data" if of_store else "data") in step.needs
+    assert name in (*DATA, LIVE) or ("store-data" if of_store else "data") in step.needs
 
 
 def test_sweep_keeps_checkpoints_and_clean_keeps_results(tmp_path: Path) -> None:

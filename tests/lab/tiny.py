@@ -35,7 +35,7 @@ MARKET = {
     "positions": 6,
     "random_days": 4,
     "random_visits": 250,
-    "days": 3,
+    "log_days": 3,
     "warmup_days": 1,
 }
 TINY: dict[str, Any] = {
@@ -53,6 +53,15 @@ TINY: dict[str, Any] = {
         "clicks": {"families": ["monotone"], "training": QUICK},
         "scorer": {"training": QUICK},
         "svm": {"training": QUICK},
+        "live": {
+            "market": {"users": 1500, "visits": 0.5, "apps": 40, "candidates": 10, "positions": 6, "random_days": 1},
+            "before": 2,
+            "during": 2,
+            "after": 2,
+            "production": {"training": QUICK},
+            "clicks": {"training": QUICK},
+            "scorer": {"training": QUICK},
+        },
     },
 }
 ONE_SETTING = [name for name in EXPERIMENTS if name not in ("attention", "users")]

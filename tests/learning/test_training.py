@@ -24,16 +24,8 @@ from urank.errors import DataError
 from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.learning.batches import Batch, Stream
 from urank.learning.features import Featurizer
-from urank.learning.training import (
-    History,
-    Plan,
-    TrainingConfig,
-    choose_device,
-    mean_loss,
-    plan_for,
-    seeded,
-    train,
-)
+from urank.learning.training import History, choose_device, mean_loss, seeded, train
+from urank.learning.training_settings import Plan, TrainingConfig, plan_for
 from urank.log import prepare
 from urank.log.dataset import Dataset
 from urank.storage import to_path

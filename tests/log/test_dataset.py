@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import urank
 from urank.errors import ConfigError, DataError
-from urank.evaluation.cross_fitting import folds
 from urank.log import prepare
 from urank.log.dataset import (
     Block,
@@ -28,6 +27,7 @@ from urank.log.dataset import (
     sample_queries,
     shown_positions,
 )
+from urank.log.folds import folds
 from urank.log.splits import SPLITS
 from urank.memory import Memory
 

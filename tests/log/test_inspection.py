@@ -68,12 +68,12 @@ def test_two_islands_of_positions_cannot_be_compared() -> None:
 def test_a_random_policy_joins_positions_without_shared_items() -> None:
     log = make_log(lambda _: np.arange(1, 6)).with_columns(item_id=pl.int_range(pl.len()), policy=pl.lit("shuffled"))
     assert urank.inspect(urank.read(log)).verdict.level == "not learnable"
-    verdict = urank.inspect(urank.read(log), randomised=["shuffled"]).verdict
+    verdict = urank.inspect(urank.read(log), randomised=["policy=shuffled"]).verdict
     assert verdict.level == "learnable"
     with pytest.raises(ConfigError, match="has the policy 'other'; its policies are shuffled"):
-        urank.inspect(urank.read(log), randomised=["other"])
-    with pytest.raises(ConfigError, match="randomised needs a column that plays 'policy'"):
-        urank.inspect(urank.read(log.drop("policy")), randomised=["shuffled"])
+        urank.inspect(urank.read(log), randomised=["policy=other"])
+    with pytest.raises(ConfigError, match=r"--randomised policy=shuffled needs a column of .* that plays 'policy'"):
+        urank.inspect(urank.read(log.drop("policy")), randomised=["policy=shuffled"])
 
 
 def test_few_clicks_do_not_link() -> None:
@@ -115,7 +115,7 @@ def test_without_item_ids_and_features_items_cannot_be_told_apart() -> None:
     assert found.verdict.reasons == ["the log does not distinguish items: it has neither item ids nor features"]
     assert any("--column item_id=NAME" in advice for advice in found.verdict.advice)
     assert (found.facts.interventions.items, found.facts.interventions.moved, found.facts.same_query_moves) == (0, 0, 0)
-    random = urank.inspect(urank.read(log.with_columns(policy=pl.lit("r"))), randomised=["r"])
+    random = urank.inspect(urank.read(log.with_columns(policy=pl.lit("r"))), randomised=["policy=r"])
     assert random.verdict.level == "learnable"
 
 
@@ -211,7 +211,7 @@ def test_clicks_at_random_are_exact_whatever_is_sampled(monkeypatch: pytest.Monk
         item_id=pl.int_range(pl.len()), policy=pl.lit("random")
     )
     monkeypatch.setattr(inspection, "PAIR_ROWS", 100)
-    facts = urank.inspect(urank.read(log), randomised=["random"]).facts
+    facts = urank.inspect(urank.read(log), randomised=["policy=random"]).facts
     clicks = log.group_by("position").agg(pl.col("click").sum()).sort("position")["click"].to_numpy()
     assert sorted(facts.interventions.evidence)[-1] <= clicks.max() * 1.2
     assert sorted(facts.interventions.evidence)[:2] == sorted(clicks)[:2]
@@ -292,14 +292,14 @@ def test_the_largest_policies_and_those_said_to_be_random_are_looked_at() -> Non
     name = pl.when(number < 30).then(pl.lit("a")).otherwise(pl.lit("p") + (number % 9).cast(pl.String))
     log = log.with_columns(policy=name)
     assert set(urank.inspect(urank.read(log)).facts.confounding_by_policy) < {f"p{i}" for i in range(9)}
-    assert "a" in urank.inspect(urank.read(log), randomised=["a"]).facts.confounding_by_policy
+    assert "a" in urank.inspect(urank.read(log), randomised=["policy=a"]).facts.confounding_by_policy
 
 
 def test_advice_does_not_ask_for_what_is_there() -> None:
     log = make_log(lambda _: np.arange(1, 6), rate=0.02).with_columns(
         policy=pl.when(pl.col("query_id") < 50).then(pl.lit("random")).otherwise(pl.lit("ranker"))
     )
-    plain, random = (urank.inspect(urank.read(log), randomised=names).verdict for names in ((), ("random",)))
+    plain, random = (urank.inspect(urank.read(log), randomised=names).verdict for names in ((), ("policy=random",)))
     assert any("show a small share of the traffic in randomised order" in advice for advice in plain.advice)
     assert not any("show a small share of the traffic in randomised order" in advice for advice in random.advice)
     assert any("show more of the traffic in random order" in advice for advice in random.advice)
@@ -341,8 +341,8 @@ def test_confounding_is_seen_and_randomness_too() -> None:
     assert by_policy["test"].looks_random
     assert not by_policy["ranker"].looks_random
     assert any("policy test looks randomised" in warning for warning in found.verdict.warnings)
-    assert "if policy test was random by design, pass --randomised test" in found.verdict.advice
-    wrong = urank.inspect(urank.read(log), randomised=["ranker", "test"])
+    assert "if policy test was random by design, pass --randomised policy=test" in found.verdict.advice
+    wrong = urank.inspect(urank.read(log), randomised=["policy=ranker", "policy=test"])
     assert any("policy ranker is declared random, but" in warning for warning in wrong.verdict.warnings)
 
 
@@ -471,7 +471,7 @@ HOTEL = {
 @pytest.fixture(scope="module")
 def hotel(data_dir: Path) -> Inspection:
     log = urank.read(data_dir / "expedia" / "searches.csv.gz", columns=HOTEL)
-    return urank.inspect(log, randomised=["1"])
+    return urank.inspect(log, randomised=["policy=1"])
 
 
 def test_hotel_log_tells_what_a_person_should_know(hotel: Inspection) -> None:

@@ -90,7 +90,7 @@ def test_split_is_that_of_the_hash_and_stable_when_data_is_added(tmp_path: Path)
 
 def test_split_by_time_holds_out_the_newest(tmp_path: Path) -> None:
     log = impressions(300, sessions=2)
-    described = urank.prepare(urank.read(log), tmp_path / "out", split="time", valid=0.1, test=0.2)
+    described = urank.prepare(urank.read(log), tmp_path / "out", split_by="time", valid=0.1, test=0.2)
     lists = read_back(tmp_path / "out")
     latest = lists.group_by("query_id").agg(pl.col("timestamp").max(), pl.col("split").first())
     newest = {s: latest.filter(pl.col("split") == s)["timestamp"].max() for s in SPLITS}
@@ -215,14 +215,14 @@ def test_an_existing_folder_is_kept_unless_asked(tmp_path: Path) -> None:
     [
         ({"valid": 0.6, "test": 0.6}, "shares of valid and test must be from 0 to 1 and sum to at most 1"),
         ({"valid": -0.1}, "shares of valid and test"),
-        ({"split": "random"}, "split must be 'hash' or 'time'; got 'random'"),
+        ({"split_by": "random"}, "split_by must be 'hash' or 'time'; got 'random'"),
     ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         urank.prepare(urank.read(impressions(5)), tmp_path / "out", **arguments)
-    with pytest.raises(ConfigError, match="split 'time' needs a timestamp"):
-        urank.prepare(urank.read(impressions(5).drop("timestamp")), tmp_path / "out", split="time")
+    with pytest.raises(ConfigError, match="split_by 'time' needs a timestamp"):
+        urank.prepare(urank.read(impressions(5).drop("timestamp")), tmp_path / "out", split_by="time")
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_a_bucket_that_became_too_large_is_scattered_again(tmp_path: Path, sourc
 
 def test_preparing_again_gives_the_same_split(tmp_path: Path) -> None:
     log = impressions(200, sessions=2).with_columns(timestamp=pl.int_range(pl.len()).shuffle(seed=1))
-    urank.prepare(urank.read(log), tmp_path / "once", split="time", valid=0.2, test=0.2)
-    urank.prepare(urank.read(tmp_path / "once"), tmp_path / "twice", split="time", valid=0.2, test=0.2)
+    urank.prepare(urank.read(log), tmp_path / "once", split_by="time", valid=0.2, test=0.2)
+    urank.prepare(urank.read(tmp_path / "once"), tmp_path / "twice", split_by="time", valid=0.2, test=0.2)
     once, twice = (read_back(tmp_path / name) for name in ("once", "twice"))
     assert once.equals(twice)
     latest = log.group_by("query_id", pl.col("session_id").cast(pl.String)).agg(pl.col("timestamp").max())

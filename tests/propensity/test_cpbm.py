@@ -13,7 +13,7 @@ import torch
 from propensity.logs import prepared, swapped
 from simulated import Small, make
 from urank.errors import DataError
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Block
 from urank.propensity.cpbm import Contextual, CpbmConfig, build_contextual, fit_cpbm, list_means, pairs_loss
 from urank.propensity.examination import Propensity, examination_quantiles

@@ -51,17 +51,17 @@ def test_other_files_are_refused(tmp_path: Path, small: Small) -> None:
     contents = [*(json.dumps(each).encode() for each in bad), b"", b"\x00\xff" * 40, b"{", b'{"format": \xff}', b"[1]"]
     for content in contents:
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is not a propensity that urank wrote, or it is damaged"):
+        with pytest.raises(DataError, match="is not an estimate of `urank examination`, or it is damaged"):
             load_propensity(path)
     path.write_text(json.dumps(good | {"version": 99}))
     with pytest.raises(DataError, match="newer version"):
         load_propensity(path)
     save_file({"weight": np.zeros(3)}, path)
-    with pytest.raises(DataError, match="is not a propensity"):
+    with pytest.raises(DataError, match="is not an estimate"):
         load_propensity(path)
     save_propensity(build_contextual(small.featurizer, small.dataset.positions, CpbmConfig()), path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="is not a propensity"):
+    with pytest.raises(DataError, match="is not an estimate"):
         load_propensity(path)
 
 
@@ -78,5 +78,7 @@ def test_methods_by_name(small: Small) -> None:
     assert found.name == "harvest"
     with pytest.raises(ConfigError, match="method must be one of none, randomised, harvest, cpbm, em; got 'magic'"):
         fit_propensity("magic", small.dataset)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="policies can only be used with the method randomised; got the method 'em'"):
+    with pytest.raises(
+        ConfigError, match="--randomised can only be used with the method randomised; got the method 'em'"
+    ):
         fit_propensity("em", small.dataset, policies=["a"])

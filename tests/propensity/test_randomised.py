@@ -470,11 +470,11 @@ def test_damaged_files_are_refused(tmp_path: Path, change: dict[str, Any]) -> No
     save_propensity(ODD, path)
     told = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(told | change))
-    with pytest.raises(DataError, match="is not a propensity that urank wrote, or it is damaged"):
+    with pytest.raises(DataError, match="is not an estimate of `urank examination`, or it is damaged"):
         load_propensity(path)
     for key in ("overall", "categories", "name"):
         path.write_text(json.dumps({name: value for name, value in told.items() if name != key}))
-        with pytest.raises(DataError, match="is not a propensity"):
+        with pytest.raises(DataError, match="is not an estimate"):
             load_propensity(path)
     path.write_text(json.dumps(told | {"version": 99}))
     with pytest.raises(DataError, match="newer version"):

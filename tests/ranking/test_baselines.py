@@ -24,17 +24,14 @@ from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.lab.truth import true_table
 from urank.learning.features import fit_featurizer
 from urank.learning.networks import FeatureLayer
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.log.ragged import pad, where_items
 from urank.log.splits import SPLITS, split_by_hash, stable_hash
 from urank.pipeline import ModelFit, fit_model
 from urank.propensity.examination import Known, inverse_propensity
 from urank.ranking.baselines import (
-    BASELINES,
-    Baseline,
     PairBias,
-    RankSvmConfig,
     dual_weights,
     fit_baseline,
     fit_dla,
@@ -44,19 +41,18 @@ from urank.ranking.baselines import (
     fit_unbiased_lambdamart,
 )
 from urank.ranking.losses import softmax_loss, swap_loss, swaps
-from urank.ranking.objectives import (
-    BaselineConfig,
-    ClickGain,
-    DiscountedGain,
-    LabelGain,
-    LambdaLossGain,
-    PaddedLists,
-    RankNetGain,
-)
+from urank.ranking.objectives import ClickGain, DiscountedGain, LabelGain, LambdaLossGain, PaddedLists, RankNetGain
 from urank.ranking.policies import Random, ScorerPolicy, TableMatch
-from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import (
+    BASELINES,
+    Baseline,
+    BaselineConfig,
+    RankerConfig,
+    RankSvmConfig,
+    TreesConfig,
+    UrankConfig,
+)
 from urank.ranking.utility import utility
 
 QUICK = {"epochs": 6, "batch_lists": 64}
@@ -341,15 +337,15 @@ def test_dla_stops_by_the_valid_split_and_the_items_that_were_shown(tmp_path: Pa
 # As part of a model
 
 
-@pytest.mark.parametrize(("ranker", "propensity"), [("ranksvm", "harvest"), ("dla", "none")])
-def test_a_model_with_such_a_ranker(small: Small, ranker: str, propensity: str) -> None:
+@pytest.mark.parametrize(("ranker", "examination"), [("ranksvm", "harvest"), ("dla", "none")])
+def test_a_model_with_such_a_ranker(small: Small, ranker: str, examination: str) -> None:
     quick = {"epochs": 1, "batch_lists": 64}
     settings = {
         "ranker": ranker,
         "clicks": {"families": ["pbm"], "training": quick},
         "scorer": {"training": quick},
         "svm": {"training": quick},
-        "baseline": {"propensity": propensity},
+        "baseline": {"examination": examination},
     }
     found = fit_model(small.dataset, validate(UrankConfig, settings))
     assert (found.model.method, found.why) == ("score", f"{ranker} ranks by its scores")
@@ -360,13 +356,13 @@ def test_a_model_with_such_a_ranker(small: Small, ranker: str, propensity: str) 
     ("settings", "sentence"),
     [
         (
-            {"baseline": {"propensity": "em"}},
-            "propensity is only for the rankers lambdarank, .*; got 'em' with 'network'",
+            {"baseline": {"examination": "em"}},
+            "examination is only for the rankers lambdarank, .*; got 'em' with 'network'",
         ),
         ({"ranker": "dla", "baseline": {"learn_from": "relevance"}}, "learn_from is only for the rankers lambdarank"),
         (
-            {"ranker": "ranksvm", "baseline": {"learn_from": "relevance", "propensity": "em"}},
-            "propensity weights clicks, which learn_from 'relevance' does not use",
+            {"ranker": "ranksvm", "baseline": {"learn_from": "relevance", "examination": "em"}},
+            "examination weights clicks, which learn_from 'relevance' does not use",
         ),
         ({"ranker": "ranksvm", "baseline": {"clip": 0.5}}, r"baseline\.clip in the configuration"),
     ],

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from urank.log.ragged import positions_by_score
 from urank.ranking.losses import (
-    Form,
     hinge_loss,
     lambdaloss_weight,
     preferences,
@@ -24,6 +23,7 @@ from urank.ranking.losses import (
     swaps,
 )
 from urank.ranking.matching import match
+from urank.ranking.ranking_settings import Form
 from urank.ranking.utility import delta_utility, earned
 
 GAINS = np.array([[[0.5, 0.4, 0.1], [0.9, 0.2, 0.1], [0.6, 0.5, 0.4]]])

@@ -18,15 +18,8 @@ from urank.learning.features import Inputs
 from urank.log.dataset import Block
 from urank.log.ragged import positions_by_score
 from urank.propensity.examination import ExaminationCurve
-from urank.ranking.objectives import (
-    BaselineConfig,
-    ClickGain,
-    DiscountedGain,
-    LabelGain,
-    PaddedLists,
-    by_length,
-    gain_of,
-)
+from urank.ranking.objectives import ClickGain, DiscountedGain, LabelGain, PaddedLists, by_length, gain_of
+from urank.ranking.ranking_settings import BaselineConfig
 from urank.ranking.utility import delta_utility, earned
 
 OFFSETS = np.array([0, 2, 3])

@@ -78,14 +78,14 @@ def test_rank_tells_positions_clicks_and_utility(method: Method) -> None:
     ranked = MODEL.rank(APPS.with_columns(value=pl.Series(value)), method=method)
     position = MODEL.order(APPS, np.array([0, 3]), value=value, method=method)
     order = np.argsort(position)
-    assert ranked.columns == ["item_id", "position", "score", "click", "utility"]
+    assert ranked.columns == ["item_id", "position", "score", "probability", "utility"]
     assert ranked["position"].to_list() == [1, 2, 3]
     assert ranked["item_id"].to_list() == [APPS["item_id"][int(i)] for i in order]
     np.testing.assert_allclose(ranked["score"], APPS["grade"].to_numpy()[order])
     table = APPS.select("first", "second").to_numpy()
     expected = [table[i, place] for place, i in enumerate(order[:2])]
-    assert ranked["click"][2] is None  # without a place there is no click
-    np.testing.assert_allclose(ranked["click"][:2], expected, rtol=1e-6)
+    assert ranked["probability"][2] is None  # without a place there is no click
+    np.testing.assert_allclose(ranked["probability"][:2], expected, rtol=1e-6)
     np.testing.assert_allclose(ranked["utility"], [*(np.array(expected) * value[order[:2]]), 0.0], rtol=1e-6)
     for top in (1, 2, 3, 9):
         assert MODEL.rank(APPS.with_columns(value=pl.Series(value)), method=method, top=top).equals(ranked.head(top))

@@ -13,16 +13,18 @@ from torch import nn
 
 import urank
 from urank.clicks import fitting
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.learning import batches
 from urank.learning.features import fit_featurizer
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
 from urank.ranking import baselines, urank_network
-from urank.ranking.baselines import RankSvmConfig, fit_dla, fit_pairwise, fit_ranksvm
+from urank.ranking.baselines import fit_dla, fit_pairwise, fit_ranksvm
 from urank.ranking.objectives import ClickGain
-from urank.ranking.urank_network import RankerConfig, fit_urank
+from urank.ranking.ranking_settings import RankerConfig, RankSvmConfig
+from urank.ranking.urank_network import fit_urank
 
 torch.set_num_threads(1)
 

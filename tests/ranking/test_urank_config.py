@@ -10,7 +10,7 @@ import tomli_w
 
 from urank.config import validate
 from urank.errors import ConfigError
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 
 
 def test_toml_and_back() -> None:

@@ -18,12 +18,14 @@ import urank
 from contracts import SCORER_CHECKS, check_scorer_exported, check_scorer_saved_and_loaded
 from simulated import Small, make, true_utility
 from urank.clicks.click_model import ClickModel, NetworkClicks
-from urank.clicks.fitting import ClickConfig, fit_clicks
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks
 from urank.errors import ConfigError, DataError
 from urank.export.graph import scorer_graph
 from urank.learning.batches import ListArrays
 from urank.learning.features import Inputs
-from urank.learning.training import History, TrainingConfig
+from urank.learning.training import History
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import pad, positions_by_score, where_items
 from urank.log.signed_log import signed_log
@@ -33,8 +35,9 @@ from urank.ranking.losses import swap_loss, swaps
 from urank.ranking.matching import match
 from urank.ranking.objectives import by_length
 from urank.ranking.policies import LoggedOrder, Random
-from urank.ranking.ranking_model import RankingModel, UrankConfig
-from urank.ranking.urank_network import NetworkScorer, RankerConfig, fit_urank, mean_swap_loss, value_feature
+from urank.ranking.ranking_model import RankingModel
+from urank.ranking.ranking_settings import RankerConfig, UrankConfig
+from urank.ranking.urank_network import NetworkScorer, fit_urank, mean_swap_loss, value_feature
 from urank.ranking.utility import item_gains
 
 QUICK = TrainingConfig(epochs=3, batch_lists=16)

@@ -28,8 +28,8 @@ from urank.memory import Memory
 from urank.ranking.losses import swap_loss, swaps
 from urank.ranking.policies import Random
 from urank.ranking.ranking_model import RankingModel
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import Chunk, SplitGains, TreesConfig, TreesScorer, fit_trees
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
+from urank.ranking.urank_trees import Chunk, SplitGains, TreesScorer, fit_trees
 from urank.ranking.utility import earned, item_gains
 
 CONFIG = TreesConfig(trees=40, min_data_in_leaf=20, threads=1)

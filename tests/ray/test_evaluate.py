@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from simulated import Small
-from urank.clicks.fitting import ClickConfig
+from urank.clicks.click_settings import ClickConfig
 from urank.evaluation.cross_fitting import CrossfitConfig
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.pipeline import evaluate
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import evaluate_on_ray

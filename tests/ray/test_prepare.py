@@ -31,7 +31,7 @@ def written(small: Small, folder: Path, files: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("settings", [{"split": "hash"}, {"split": "time", "positions": 5}])
+@pytest.mark.parametrize("settings", [{"split_by": "hash"}, {"split_by": "time", "positions": 5}])
 def test_the_same_lists_as_one_process_writes(
     small: Small, cluster: Cluster, tmp_path: Path, settings: dict[str, Any]
 ) -> None:

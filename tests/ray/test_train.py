@@ -14,7 +14,7 @@ from simulated import Small
 from urank.config import validate
 from urank.errors import DataError
 from urank.pipeline import fit_model
-from urank.ranking.ranking_model import UrankConfig
+from urank.ranking.ranking_settings import UrankConfig
 from urank.ray.cluster import Cluster
 from urank.ray.jobs import train_on_ray
 
@@ -85,6 +85,6 @@ def test_a_killed_worker_does_not_end_the_training(larger: Small, cluster: Clust
 
 
 def test_what_a_worker_refuses_is_raised_once(larger: Small, cluster: Cluster, tmp_path: Path) -> None:
-    config = validate(UrankConfig, {"ranker": "ranksvm", "baseline": {"propensity": str(tmp_path / "none.json")}})
+    config = validate(UrankConfig, {"ranker": "ranksvm", "baseline": {"examination": str(tmp_path / "none.json")}})
     with pytest.raises(DataError, match=r"none\.json"):
         train_on_ray(larger.dataset, config, tmp_path / "model", cluster=cluster, checkpoints=tmp_path / "state")

@@ -145,7 +145,7 @@ def test_methods_explain_what_was_computed_only(found: Analysis) -> None:
 def test_the_page(found: Analysis, tmp_path: Path) -> None:
     write_analysis(replace(found, warnings=["Users got <lost>."]), tmp_path / "page.html")
     parsed, said = read(tmp_path / "page.html")
-    assert parsed.tags.count("svg") == 3
+    assert parsed.tags.count("figcaption") == 3
     assert found.result("ctr").sentence in said
     assert parsed.tags.count("h2") == 7
     # 0.1 − 2 · 0.04 is above 0 on the last day
@@ -158,7 +158,7 @@ def test_a_log_without_days(found: Analysis, tmp_path: Path) -> None:
     results = [replace(each, looks=each.looks[:1], daily=[], cuped=None) for each in found.results]
     write_analysis(replace(found, days=[""], start="", end="", results=results), tmp_path / "page.html")
     parsed, _ = read(tmp_path / "page.html")
-    assert parsed.tags.count("svg") == 1
+    assert parsed.tags.count("figcaption") == 1
 
 
 def test_figures_of_what_has_no_interval(found: Analysis) -> None:
@@ -191,7 +191,7 @@ def test_pages_of_real_numbers(tmp_path: Path) -> None:
     few = analyse(visits, control="A", start=visits.days[3], end=visits.days[6], splits=20)
     write_analysis(few, tmp_path / "page.html")
     parsed, said = read(tmp_path / "page.html")
-    assert parsed.tags.count("svg") == 3
+    assert parsed.tags.count("figcaption") == 3
     assert "nan" not in said.split("</style>")[1]
     write_analysis(analyse(visits, control="A", expected_lift=1e-9, splits=0), tmp_path / "page.html")
     nothing = replace(visits, clicks=0 * visits.clicks, conversions=0 * visits.clicks, revenue=None)

@@ -18,7 +18,7 @@ from urank.evaluation.click_quality import quality
 from urank.evaluation.policy_evaluation import Evaluation
 from urank.log.inspection import Inspection
 from urank.report.click_report import FitReport, fit_sections
-from urank.report.evaluation_report import evaluation_lead, evaluation_sections
+from urank.report.evaluation_report import evaluation_sections, evaluation_summary
 from urank.report.inspection_report import inspection_sections
 from urank.report.run_report import write_run
 
@@ -68,7 +68,7 @@ def test_page_holds_the_others(inspection: Inspection, fit: FitReport, found: Ev
     page = Page()
     page.feed(text)
     charts = sum(len(section.charts) for section in inner) + 1
-    assert page.tags.count("svg") == charts
+    assert page.tags.count("figcaption") == charts
     assert not {"script", "link", "img", "games"} & set(page.tags)
     assert page.fetched == []
     assert not re.search(r"url\((?!#)", text)
@@ -82,7 +82,7 @@ def test_contents_lead_to_every_part(inspection: Inspection, fit: FitReport, fou
     text = written(tmp_path / "run.html", inspection=inspection, fit=fit, evaluation=found)
     for anchor, title in re.findall(r'<a href="#(.*?)">(.*?)</a>', text):
         assert text.count(f'id="{anchor}"') == 1
-        assert re.search(rf'<section id="{anchor}">\s*<h2>{title}</h2>', text)
+        assert re.search(rf'<section id="{anchor}" class="panel">\s*<h2>{title}</h2>', text)
     assert len(re.findall(r"<nav", text)) == 1
 
 
@@ -91,9 +91,9 @@ def test_lead_tells_of_the_method_that_ranks(
 ) -> None:
     parts = {"inspection": inspection, "fit": fit, "evaluation": found}
     text = written(tmp_path / "run.html", **parts)
-    assert f'<p class="lead">{evaluation_lead(found, "match")}</p>' in text  # though score did better here
+    assert evaluation_summary(found, "match").answer in text  # though score did better here
     text = written(tmp_path / "other.html", **parts, chosen="ctr1", why="asked for")
-    assert f'<p class="lead">{evaluation_lead(found)}</p>' in text
+    assert evaluation_summary(found).answer in text
     assert "Why ctr1: asked for." in text
 
 

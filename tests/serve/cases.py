@@ -64,7 +64,7 @@ def ranker(kind: str, seed: int = 0) -> RankingModel:
 def saved(kind: str, seed: int = 0) -> Path:
     """The folder of a model; it lives as long as the process."""
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import UrankConfig
+    from urank.ranking.ranking_settings import UrankConfig
 
     folder = _home() / f"{kind}-{seed}"
     if not folder.exists():

@@ -27,7 +27,11 @@ END_SECONDS = 30.0
 
 @contextmanager
 def running(
-    model: Path | None, *options: object, environment: Mapping[str, str] | None = None, output: Path | None = None
+    model: Path | None,
+    *options: object,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    python: str | Path = sys.executable,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """`urank serve MODEL` with more options on a free port: its address and its process, once it answers.
 
@@ -38,6 +42,7 @@ def running(
         options: as on the command line.
         environment: variables beside those of this process, of which the key is left out.
         output: a file for what it prints; a failed start shows it.
+        python: the interpreter.
 
         with running(model, "--log", folder) as (url, process):
             httpx.post(f"{url}/v1/rank", json=...)
@@ -45,7 +50,7 @@ def running(
     variables = {key: text for key, text in os.environ.items() if key != "URANK_API_KEY"}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
     models = [] if model is None else [str(model)]
-    command = [sys.executable, "-m", "urank", "serve", *models, "--port", "0", *map(str, options)]
+    command = [str(python), "-m", "urank", "serve", *models, "--port", "0", *map(str, options)]
     with tempfile.TemporaryDirectory() as folder:
         said = output or Path(folder) / "output"
         with said.open("wb") as file:
@@ -60,7 +65,7 @@ def save_served(fitted: ModelFit, folder: Path, method: str = "score") -> Path:
     """Write a model with its graphs, which is what a server loads."""
     from urank.config import validate
     from urank.model_io import save_model
-    from urank.ranking.ranking_model import UrankConfig
+    from urank.ranking.ranking_settings import UrankConfig
 
     save_model(fitted.model, validate(UrankConfig, {"method": method}), folder, onnx=True)
     return folder

@@ -79,7 +79,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
     folder = tmp_path_factory.mktemp("loop")
     log = folder / "feedback"
     settings = {"queries": QUERIES, "sessions": 1, "features": 8, "candidates": 8, "positions": 8, "seed": 11}
-    simulation = simulate(SimulationConfig(truth="all", **settings))
+    simulation = simulate(SimulationConfig(truth_split="all", **settings))
     names = simulation.candidates["query_id"].unique(maintain_order=True)
     features = [name for name in simulation.candidates.columns if name.startswith("f")]
     known = simulation.log.filter(pl.col("query_id").is_in(names[:KNOWN].implode()))

@@ -77,7 +77,7 @@ def test_it_is_what_ranking_shows(kind: str, seed: int, count: int, asked: int |
         assert [item["utility"] for item in ranked["items"]] == pytest.approx(order["utilities"])
         rows = {item["item_id"]: item for item in answer["items"]}
         for item in ranked["items"]:
-            assert item["click"] == pytest.approx(rows[item["item_id"]]["clicks"][item["position"] - 1])
+            assert item["probability"] == pytest.approx(rows[item["item_id"]]["clicks"][item["position"] - 1])
             assert item["score"] == (rows[item["item_id"]]["score"] if order["name"] == "score" else None)
 
 

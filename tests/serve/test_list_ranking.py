@@ -79,7 +79,7 @@ def test_utility_is_that_of_the_order(kind: str, seed: int, lengths: list[int], 
         assert answer["query_id"] == query["query_id"]
         for item in answer["items"]:
             known = item["position"] <= model.positions
-            assert (item["click"] is not None) == known
+            assert (item["probability"] is not None) == known
             assert known or item["utility"] == 0
 
 

@@ -115,8 +115,8 @@ def test_orders_are_those_of_rank(kind: str, seed: int, lengths: list[int], aske
                 assert answer["utility"] == pytest.approx(want["utility"].sum(), rel=1e-4, abs=1e-6)
             if is_decided:
                 assert ids == want["item_id"].to_list()
-                clicks = [item["click"] for item in answer["items"]]
-                assert clicks == pytest.approx(want["click"].to_list(), abs=1e-5)
+                clicks = [item["probability"] for item in answer["items"]]
+                assert clicks == pytest.approx(want["probability"].to_list(), abs=1e-5)
 
 
 def _decided(

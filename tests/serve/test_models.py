@@ -131,7 +131,7 @@ def test_a_share_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="share"):
             test.current()
     file.unlink()
-    with pytest.raises(ConfigError, match=r"--test-share .* must be a number, or a file"):
+    with pytest.raises(ConfigError, match=r"--arm-b-share .* must be a number, or a file"):
         test.current()
 
 

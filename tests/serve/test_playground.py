@@ -278,11 +278,34 @@ def wait_for_items(visit: Visit, number: int) -> None:
 
 @pytest.mark.slow
 def test_markup_in_an_id_is_text(visit: Visit) -> None:
-    visit.page.locator("#query").select_option("2")
-    wait_for_items(visit, 2)
+    number = next(n for n in range(12) if HOSTILE in visit.sample(n)["logged"])
+    visit.page.locator("#query").select_option(str(number))
+    wait_for_items(visit, number)
     assert visit.page.locator(".order[data-order=logged] li .id").nth(1).text_content() == HOSTILE
     assert visit.page.locator("#my-list").get_by_text(HOSTILE, exact=True).count() == 1
     assert visit.page.locator("img").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_ids_are_shown_whole_and_the_orders_are_explained(browser: Browser, address: str, width: int) -> None:
+    cut = """ids => ids.filter(id => id.scrollWidth > id.clientWidth + 1
+        || id.getBoundingClientRect().height > id.closest(".chip").getBoundingClientRect().height).length"""
+    with visiting(browser, address, viewport={"width": width, "height": 900}) as visit:
+        visit.shown()
+        candidates = visit.sample(0)["candidates"]
+        for candidate in candidates:
+            candidate["item_id"] = f"3f2a91bc-7d5e-4c1a-9b0f-{candidate['item_id']}"
+        visit.page.locator("#edit").click()
+        visit.page.locator("#paste").fill(json.dumps(candidates))
+        visit.page.locator("#submit").click()
+        expect(visit.page.locator(".order .id").first).to_contain_text("3f2a91bc")
+        visit.shown()
+        assert visit.page.locator(".chip .id").evaluate_all(cut) == 0
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        names = visit.page.locator(".order .name").all_text_contents()
+        meanings = visit.page.locator("#meanings dt").all_text_contents()
+        assert [name.removesuffix("served") for name in names] == meanings
 
 
 @pytest.mark.slow

@@ -78,13 +78,32 @@ def test_logs_that_will_not_do(tmp_path: Path) -> None:
         read_samples(str(tmp_path / "absent.parquet"), NUMBERS, TEXTS)
 
 
+def test_lists_that_the_server_changes_most_come_first(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = log(lists=20, price=rng.normal(size=40), value=rng.uniform(0.1, 10, 40))
+    frame.write_parquet(tmp_path / "log.parquet")
+    with client("network", method="match", sample=str(tmp_path / "log.parquet")) as http:
+        found = [http.get(f"/v1/samples/{n}").json() for n in range(20)]
+        for each in found:
+            answer = http.post("/v1/explain", json={"candidates": each["candidates"]}).json()
+            (served,) = (order["items"] for order in answer["orders"] if order["name"] == answer["method"])
+            places = [abs(each["logged"].index(item) - place) for place, item in enumerate(served)]
+            assert each["moved"] == sum(places) / len(places)
+    moved = [each["moved"] for each in found]
+    assert moved == sorted(moved, reverse=True)
+    assert moved[0] > moved[-1]
+
+
 def test_over_http(tmp_path: Path) -> None:
     log().write_parquet(tmp_path / "log.parquet")
     with client("trees", sample=str(tmp_path / "log.parquet")) as http:
         listed = http.get("/v1/samples").json()["samples"]
-        assert listed == [{"number": n, "query_id": f"q{n}", "items": 2} for n in range(3)]
-        first = http.get("/v1/samples/0").json()
-        assert (first["query_id"], first["logged"], first["clicked"]) == ("q0", ["i1", "i0"], ["i0"])
+        assert [(each["number"], each["items"]) for each in listed] == [(n, 2) for n in range(3)]
+        assert {each["query_id"] for each in listed} == {"q0", "q1", "q2"}
+        first = next(
+            each for each in (http.get(f"/v1/samples/{n}").json() for n in range(3)) if each["query_id"] == "q0"
+        )
+        assert (first["logged"], first["clicked"]) == (["i1", "i0"], ["i0"])
         body = {"query_id": first["query_id"], "candidates": first["candidates"]}
         assert http.post("/v1/rank", json=body).status_code == 200
         for number in ("3", "-1", "1.0", "x", "٢", "1" * 5_000, "0x1", "%00", "+1", " 1"):

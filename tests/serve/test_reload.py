@@ -115,7 +115,7 @@ def test_the_share_of_a_test_changes_without_a_restart(tmp_path: Path) -> None:
         bodies = [body | {"user_id": f"u{number}"} for number in range(count)]
         return {httpx.post(f"{url}/v1/rank", json=each).json()["arm"] for each in bodies}
 
-    with running(None, *options, "--test", saved("clicks"), "--test-share", share, "--workers", 2) as (url, _):
+    with running(None, *options, "--arm-b", saved("clicks"), "--arm-b-share", share, "--workers", 2) as (url, _):
         assert arms(url) == {"A"}
         share.write_text("1")
         wait_until(lambda: arms(url) == {"B"}, "the new share")

@@ -364,7 +364,7 @@ def rankings(body: bytes) -> list[dict[str, Any]]:
     made = []
     for part in answer.partition_by("ranking_id", maintain_order=True):
         first = part.row(0, named=True)
-        items = part.select("item_id", "position", "score", "click", "utility").to_dicts()
+        items = part.select("item_id", "position", "score", "probability", "utility").to_dicts()
         head = {name: first[name] for name in ("query_id", "model", "method", "policy", "arm")}
         made.append({**head, "utility": part["utility"].sum(), "items": items})
     return made

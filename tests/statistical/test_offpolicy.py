@@ -38,7 +38,7 @@ class World:
 
 
 def world(**settings: Any) -> World:
-    simulation = simulate(SimulationConfig(features=6, truth="all", values=(1, 10), **settings))
+    simulation = simulate(SimulationConfig(features=6, truth_split="all", values=(1, 10), **settings))
     items = simulation.candidates.select("item_id", "table").with_columns(
         chance=pl.Series(np.random.default_rng(1).random(simulation.candidates.height))
     )

@@ -42,7 +42,9 @@ def test_sampled_clicks_have_the_stated_probabilities(user: User) -> None:
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("randomise", [{}, {"randomise": "shuffle", "randomise_share": 0.3}])
 def test_click_rates_in_the_log_match_the_truth(user: User, randomise: dict[str, Any]) -> None:
-    simulation = simulate(SimulationConfig(queries=400, features=8, sessions=20, truth="all", user=user, **randomise))
+    simulation = simulate(
+        SimulationConfig(queries=400, features=8, sessions=20, truth_split="all", user=user, **randomise)
+    )
     log = simulation.log.with_columns(expected=pl.Series(_probabilities(simulation)))
     # Clicks of one position are independent across sessions, also those of the cascade.
     for by in (["position"], ["position", "relevance"], ["position", "policy"]):
@@ -73,7 +75,7 @@ def _probabilities(simulation: Simulation) -> np.ndarray:
 
 def test_the_default_leaves_room_for_a_better_order() -> None:
     """Expected clicks: random < logged < by relevance < exact matching, with gaps worth learning."""
-    simulation = simulate(SimulationConfig(queries=1500, sessions=4, truth="all"))
+    simulation = simulate(SimulationConfig(queries=1500, sessions=4, truth_split="all"))
     table = np.array(simulation.candidates["table"].to_list())
     offsets = offsets_of_runs(simulation.candidates["query_id"].to_numpy())
     where = where_items(offsets)

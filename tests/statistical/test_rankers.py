@@ -23,8 +23,7 @@ from urank.ranking.baselines import (
 from urank.ranking.objectives import ClickGain
 from urank.ranking.policies import ScorerPolicy
 from urank.ranking.ranking_model import Scorer
-from urank.ranking.urank_network import RankerConfig
-from urank.ranking.urank_trees import TreesConfig
+from urank.ranking.ranking_settings import RankerConfig, TreesConfig
 from urank.ranking.utility import utility
 
 

@@ -10,13 +10,14 @@ import polars as pl
 import pytest
 
 import urank
-from urank.clicks.fitting import ClickConfig, fit_clicks, predictions
+from urank.clicks.click_settings import ClickConfig
+from urank.clicks.fitting import fit_clicks, predictions
 from urank.errors import ConfigError, DataError
-from urank.evaluation.cross_fitting import VALID_SHARE, fold_of, folds
 from urank.lab.letor_simulation import SimulationConfig, simulate
-from urank.learning.training import TrainingConfig
+from urank.learning.training_settings import TrainingConfig
 from urank.log import prepare
 from urank.log.dataset import Dataset
+from urank.log.folds import VALID_SHARE, fold_of, folds
 from urank.log.splits import SPLITS
 
 SESSIONS = 3
@@ -142,3 +143,13 @@ def test_too_few_queries_are_refused(tmp_path: Path) -> None:
         folds(dataset, ["train", "valid"])
     with pytest.raises(ConfigError, match="there must be at least 2 folds; got 1"):
         folds(dataset, ["test"], count=1)
+
+
+def test_without_test_the_fold_is_for_validation(dataset: Dataset) -> None:
+    everything = queries(dataset, "train") | queries(dataset, "valid")
+    held_out = []
+    for fold in folds(dataset, ["train", "valid"], count=5, test=False):
+        assert queries(fold, "train") == everything - queries(fold, "valid")
+        held_out.append(queries(fold, "valid"))
+    assert set.union(*held_out) == everything
+    assert all(a.isdisjoint(b) for a, b in combinations(held_out, 2))
