@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from urank import distributed
 from urank.errors import ConfigError, DataError
-from urank.learning.within_list import within_list, within_squares
+from urank.learning.within_list import within_list, within_squares, within_width
 from urank.log.candidates import LIST_KEYS, list_offsets
 from urank.log.dataset import Block, Dataset
 from urank.log.signed_log import signed_log
@@ -220,8 +220,11 @@ class Featurizer:
         """Append the within-list columns, if any, to the raw numbers `[rows, F]` of whole lists."""
         if not self.within:
             return numbers
-        compared = numbers[:, self._compared]
-        return np.concatenate([numbers, within_list(compared, offsets)], axis=1)
+        width = numbers.shape[1]
+        columns = np.empty((len(numbers), width + within_width(len(self.within))), dtype=np.float32)
+        columns[:, :width] = numbers
+        within_list(numbers[:, self._compared], offsets, out=columns[:, width:])
+        return columns
 
     @cached_property
     def _compared(self) -> list[int] | slice:

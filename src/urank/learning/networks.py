@@ -57,13 +57,11 @@ class FeatureLayer(nn.Module):
         self.width = len(featurizer.inputs) + len(indicated)
 
     def forward(self, numeric: Tensor) -> Tensor:
-        missing = torch.isnan(numeric)
-        compressed = torch.sign(numeric) * torch.log1p(torch.abs(numeric))
-        scaled = torch.clamp((compressed - self.mean) / self.std, -8.0, 8.0)
-        scaled = torch.where(missing, torch.zeros_like(scaled), scaled)
+        scaled = torch.abs(numeric)  # the only array that is made; the rest is in place
+        scaled.log1p_().copysign_(numeric).sub_(self.mean).div_(self.std).clamp_(-8.0, 8.0).nan_to_num_(0.0)
         if len(self.indicated) == 0:
             return scaled
-        return torch.cat([scaled, missing[:, self.indicated].to(scaled.dtype)], dim=1)
+        return torch.cat([scaled, torch.isnan(numeric[:, self.indicated]).to(scaled.dtype)], dim=1)
 
 
 class Perceptron(nn.Module):

@@ -34,12 +34,13 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
-def within_list(values: Floats, offsets: Ints) -> Floats:
+def within_list(values: Floats, offsets: Ints, *, out: Floats | None = None) -> Floats:
     """Compare the values of items within their lists.
 
     Args:
         values: `[rows, W]`, NaN where missing.
         offsets: `[lists + 1]`, the bounds of the lists.
+        out: where to write the result; a new array by default.
 
     Returns:
         `[rows, 3 W + 1]`: the z-scores, the ranks and the list means of the W features, and the size of the list.
@@ -48,7 +49,7 @@ def within_list(values: Floats, offsets: Ints) -> Floats:
     [[-1.0, 0.25, 1.0, 2.0], [1.0, 0.75, 1.0, 2.0], [0.0, 0.5, 5.0, 1.0]]
     """
     rows, width = values.shape
-    columns = np.empty((rows, 3 * width + 1), dtype=np.float32)
+    columns = np.empty((rows, within_width(width)), dtype=np.float32) if out is None else out
     if len(offsets) == 2 and 0 < rows * width <= CHUNK_CELLS // 2:  # a request; most have a single list
         compressed = signed_log(values)
         if np.isfinite(compressed).all():
@@ -62,6 +63,11 @@ def within_list(values: Floats, offsets: Ints) -> Floats:
     _write_moments(values, starts, lengths, columns[:, :width], columns[:, 2 * width : -1])
     _write_ranks(values, starts, lengths, columns[:, width : 2 * width])
     return columns
+
+
+def within_width(width: int) -> int:
+    """Return the number of columns that compare so many features."""
+    return 3 * width + 1
 
 
 def _within_known(values: Floats, compressed: NDArray[np.float64], columns: Floats) -> Floats:
