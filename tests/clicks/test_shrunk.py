@@ -70,21 +70,55 @@ def with_alpha(fit: Fit, alpha: float) -> RankingModel:
 # The formula
 
 
-def test_table_is_the_formula(fit: Fit, block: Block) -> None:
-    """log P = log σ(r + (s − 1)·ḡ) − s·g(k), with s = softplus(c + u + α·(δ − u)), from the parts by NumPy."""
+@pytest.mark.parametrize("free", [False, True])
+def test_table_is_the_formula(fit: Fit, block: Block, *, free: bool) -> None:
+    """log P = log σ(r + (s − 1)·ḡ) − s·g(k) − e(k), with s = softplus(c + u + α·(δ − u)), from the parts by NumPy."""
     member, inputs = member_of(fit), encoded(fit, block)
+    if free:
+        member = ShrunkClicks(copy.deepcopy(member.network), member.trees)
+        member.network.free_curves()
+        with torch.no_grad():
+            member.network.common.copy_(torch.linspace(-1, 0.5, len(member.network.common)))
     network = member.network
     relevance, delta, level = parts_of(member, inputs)
     by_network, by_trees, intercept = network.weights.double().tolist()
     columns = inputs.numeric[:, : network.compared]
     trees = np.mean([each.booster.predict(columns, raw_score=True) for each in member.trees], axis=0)
     r = by_network * relevance + by_trees * trees + intercept + float(network.bias.detach())
-    steps = np.log1p(np.exp(network.steps.detach().double().numpy()))
-    g = np.append(0, np.cumsum(steps))
+    steps = np.log1p(np.exp(network.scaled.detach().double().numpy()))
+    g, e = np.append(0, steps if free else np.cumsum(steps)), np.append(0, network.common.detach().double().numpy())
+    assert member.monotone != free
+    assert free or not e.any()
     mean = network.shares.double().numpy() @ g
     s = np.log1p(np.exp(np.log(np.e - 1) + level + float(network.alpha) * (delta - level)))
-    expected = np.log(expit(r + (s - 1) * mean))[:, None] - s[:, None] * g
-    np.testing.assert_allclose(fit.model.log_ctr(inputs), expected, atol=2e-5)
+    expected = np.log(expit(r + (s - 1) * mean))[:, None] - s[:, None] * g - e
+    np.testing.assert_allclose(member.log_ctr(inputs), np.minimum(expected, 0), atol=2e-5)
+
+
+def test_free_curves_start_as_rising_ones(fit: Fit, block: Block) -> None:
+    network = copy.deepcopy(member_of(fit).network)
+    network.free_curves()
+    for free, rising in zip(network.curves(), member_of(fit).network.curves(), strict=True):
+        torch.testing.assert_close(free, rising)
+
+
+@pytest.mark.slow
+def test_curves_rise_again_where_attention_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shelves of five tiles: with clicks enough, position 6 is seen more than 5; with few, the curves cannot rise."""
+    users = make(tmp_path, user="carousel", eta=1.0, **SETTINGS | {"queries": 1_000})
+    block = next(iter(users.dataset.blocks("test", [*users.dataset.features, "position"])))
+
+    def click_rates() -> NDArray[np.float64]:
+        found = fit_clicks(users.dataset, ClickConfig())
+        return np.exp(found.model.log_ctr(encoded(found, block))).mean(axis=0)
+
+    truth = users.table(users.featurizer.encode(block.items)).mean(axis=0)
+    rates, lists = click_rates(), users.dataset.rows("train") / 8
+    error = np.sqrt(1 / (lists * truth[4]) + 1 / (lists * truth[5]))  # of the logarithm of a ratio of counts
+    assert np.log(truth[5] / truth[4]) > 5 * error  # what is to be found
+    assert abs(np.log(rates[5] / rates[4]) - np.log(truth[5] / truth[4])) < 3 * error
+    monkeypatch.setattr(shrunk, "LEAST_CLICKS", 10**9)
+    assert (np.diff(click_rates()) <= 0).all()
 
 
 def test_clicks_never_rise_with_the_position(fit: Fit, block: Block) -> None:

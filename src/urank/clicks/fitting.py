@@ -28,8 +28,8 @@ from urank.clicks.shrunk import (
     ShrunkNetwork,
     alpha_losses,
     finish,
-    fit_shares,
     joint_loss,
+    start_curves,
 )
 from urank.clicks.trees import GbdtClicks, fit_gbdt
 from urank.errors import TooFewError
@@ -47,7 +47,7 @@ LEAST_HELD_OUT, FOLDS = 100, 5
 lists cannot tell item-specific attention from noise; two hundred can (simulations with seeds 400 and 401)."""
 
 
-MONOTONE_FAMILIES = ("shrunk", "monotone", "pbm", "gbdt")
+MONOTONE_FAMILIES = ("monotone", "pbm", "gbdt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ class _Trainer:
     def _shrunk_network(self, name: str, seed: int) -> ShrunkNetwork:
         with seeded(seed):
             network = self.config.shrunk(self.featurizer, self.dataset.positions, self.train_split.distinct)
-        fit_shares(network, self.train_split)
+        start_curves(network, self.train_split)
         self._train(network, joint_loss, name, seed, weigh=lambda batch: batch.lists)
         return network.cpu()
 
@@ -223,7 +223,7 @@ class _Trainer:
 
     def calibrated(self, members: list[Member]) -> ClickModel:
         """Calibrate the mean of members on the validation split."""
-        monotone = all(member.family in MONOTONE_FAMILIES for member in members)
+        monotone = all(_is_monotone(member) for member in members)
         shrunk = all(member.family == "shrunk" for member in members)
         kind = self.config.calibration or ("none" if shrunk else "temperature")
 
@@ -255,6 +255,10 @@ def _loss(network: nn.Module, batch: Batch) -> Tensor:
     """Compute the loss of Eq. 2 on a batch, at the logged positions."""
     assert isinstance(network, Head)  # noqa: S101 - for mypy
     return click_loss(network.at(batch.numeric, batch.categorical, batch.item, batch.position), batch.click)
+
+
+def _is_monotone(member: Member) -> bool:
+    return member.monotone if isinstance(member, ShrunkClicks) else member.family in MONOTONE_FAMILIES
 
 
 def _claim(folder: Path, dataset: Dataset, config: ClickConfig) -> None:

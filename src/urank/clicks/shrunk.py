@@ -1,11 +1,15 @@
 """The shrunk click model: relevance from networks and trees, and attention as item-specific as the log supports.
 
-    log P(click | i, k) = log σ(r_i + (s_i − 1)·ḡ) − s_i·g(k),     s_i = softplus(c + u_i + α·(δ_i − u_i))
+    log P(click | i, k) = log σ(r_i + (s_i − 1)·ḡ) − s_i·g(k) − e(k),     s_i = softplus(c + u_i + α·(δ_i − u_i))
 
-g is one increasing curve with g(1) = 0, and ḡ its mean over the logged positions; centred like this, relevance and
-slope are nearly independent. δ is the slope a network sees in the item, u what the list alone explains of it. α between
-0 and 1 shrinks the item's deviation from its list, since on small logs most of it is noise, which an exact matching
-would amplify. With α = 0 all items of a list have the same curve, and the matching is the order by r.
+g and e are curves that start at 0, and ḡ is the mean of g over the logged positions; centred like this, relevance and
+slope are nearly independent. On small logs g increases and e is 0. With many clicks at each position both are free, so
+that attention can rise again, as at the start of a page, a row or a shelf: g is what differs by item, e what does not.
+Without support by held-out clicks they are straightened.
+
+δ is the slope a network sees in the item, u what the list alone explains of it. α between 0 and 1 shrinks the item's
+deviation from its list, since on small logs most of it is noise, which an exact matching would amplify. With α = 0 all
+items of a list have the same curve, and the matching is the order by r if the curve falls.
 
 The relevance r = w₁·network + w₂·trees + b combines two small networks, without and with within-list features, and
 LightGBM's lambdarank, on small logs likewise the mean of two: within-list features help on one log and harm on the
@@ -26,7 +30,7 @@ import lightgbm
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import isotonic_regression, minimize
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
@@ -86,6 +90,14 @@ STACK_ROWS = 100_000
 LISTS_ROWS = 200_000
 """Items that the list's share of the slope is fitted on, at most."""
 
+LEAST_CLICKS, CURVES_TOLERANCE = 200, 1.0
+"""Training clicks by position from which free curves are tried, and the standard errors by which they must improve the
+held-out loss to be kept. With 100 clicks by position they cost up to 1 % of the clicks of users whose attention falls
+steadily (simulations with seeds 400 to 402)."""
+
+LEAST_STEP = 1e-3
+"""Least step of straightened curves, so that no two positions are equal."""
+
 RIDGE = 1e-3
 ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
@@ -97,6 +109,7 @@ Done = Callable[[int, int], None]
 class ShrunkNetwork(nn.Module):
     """The networks, the curve, and everything that was chosen afterwards. `forward` returns the table `[rows, K]`."""
 
+    rising: Tensor
     shares: Tensor
     alpha: Tensor
     weights: Tensor
@@ -115,8 +128,9 @@ class ShrunkNetwork(nn.Module):
         others = self.features.width - len(featurizer.inputs) + sum(map(embedding_width, featurizer.cardinalities))
         widths = [raw + others] + ([self.compared + others] if within else [])
         self.networks = nn.ModuleList(_two_outputs(width, hidden, dropout) for width in widths)
-        k = torch.arange(1, positions + 1, dtype=torch.float32)
-        self.steps = nn.Parameter(torch.log(torch.expm1(torch.log(k[1:]) - torch.log(k[:-1]))))
+        self.scaled = nn.Parameter(_inverse_softplus(torch.arange(1.0, positions + 1).log().diff()))
+        self.common = nn.Parameter(torch.zeros(positions - 1), requires_grad=False)
+        self.register_buffer("rising", torch.tensor(True))
         self.bias = nn.Parameter(torch.tensor(-2.0))
         self.register_buffer("shares", torch.full((positions,), 1 / positions))
         self.register_buffer("alpha", torch.tensor(1.0))
@@ -126,11 +140,29 @@ class ShrunkNetwork(nn.Module):
     def fast_parameters(self) -> list[str]:
         """Return the names of parameters that learn faster, without decay: the curve and the biases of the outputs."""
         heads = [f"networks.{n}.{len(network) - 1}.bias" for n, network in enumerate(self.networks)]  # type: ignore[arg-type]
-        return ["steps", "bias", *heads]
+        return ["scaled", "common", "bias", *heads]
 
-    def curve(self) -> Tensor:
-        """Compute g(k) `[K]`."""
-        return torch.cat([self.steps.new_zeros(1), torch.cumsum(softplus(self.steps), dim=0)])
+    def free_curves(self) -> None:
+        """Let e be any curve, and g any that is not negative; they start as before, so that e stays near 0 unless the
+        log needs it."""
+        self.rising.fill_(False)
+        self.scaled.data.copy_(_inverse_softplus(torch.cumsum(softplus(self.scaled.data), dim=0)))
+        self.common.requires_grad_(True)
+
+    def straighten_curves(self) -> None:
+        """Replace free curves by the nearest ones that never fall: clicks then fall with the position for all items."""
+        common, scaled = (each.detach().double().cpu().numpy() for each in self.curves())
+        clicks = self.shares.double().cpu().numpy() * np.exp(-common - scaled) + 1e-9
+        common, scaled = (isotonic_regression(each, weights=clicks).x for each in (common, scaled))
+        self.rising.fill_(True)
+        self.scaled.data.copy_(_inverse_softplus(torch.from_numpy(np.diff(scaled).clip(min=LEAST_STEP))))
+        self.common.data.copy_(torch.from_numpy(common[1:] - common[0]))
+
+    def curves(self) -> tuple[Tensor, Tensor]:
+        """Compute e(k) and g(k), each `[K]`."""
+        first, scaled = self.scaled.new_zeros(1), softplus(self.scaled)
+        scaled = torch.cumsum(scaled, dim=0) if self.rising else scaled
+        return torch.cat([first, self.common]), torch.cat([first, scaled])
 
     def parts(self, numeric: Tensor, categorical: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the networks' relevance, the slope δ and its list level u, each `[rows]`."""
@@ -148,17 +180,21 @@ class ShrunkNetwork(nn.Module):
 
     def at(self, relevance: Tensor, slope: Tensor, item: Tensor, position: Tensor) -> Tensor:
         """Compute log P(click) `[rows]` of items at 1-based positions, from relevance and s `[items]`."""
-        curve = self.curve()
+        common, curve = self.curves()
         top = logsigmoid(relevance + (slope - 1) * (self.shares @ curve))
-        return top[item] - slope[item] * curve[position - 1]
+        return top[item] - slope[item] * curve[position - 1] - common[position - 1]
 
     def forward(self, numeric: Tensor, categorical: Tensor, trees: Tensor) -> Tensor:
         relevance, slope, level = self.parts(numeric, categorical)
         relevance = self.weights[0] * relevance + self.weights[1] * trees + self.weights[2] + self.bias
         slope = softplus(ONE + level + self.alpha * (slope - level))
-        curve = self.curve()
+        common, curve = self.curves()
         top = logsigmoid(relevance + (slope - 1) * (self.shares @ curve))
-        return top[:, None] - slope[:, None] * curve
+        return (top[:, None] - slope[:, None] * curve - common).clamp(max=0.0)  # where a free e is negative
+
+
+def _inverse_softplus(x: Tensor) -> Tensor:
+    return torch.log(torch.expm1(x))
 
 
 def _two_outputs(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
@@ -179,6 +215,11 @@ class ShrunkClicks:
     @property
     def family(self) -> str:
         return "shrunk"
+
+    @property
+    def monotone(self) -> bool:
+        """Whether P(click) falls with the position, for all items."""
+        return bool(self.network.rising)
 
     def log_ctr(self, inputs: Inputs) -> Floats:
         """Predict log P(click | item, k) `[rows, K]`, in chunks of rows."""
@@ -265,10 +306,30 @@ def list_losses(log_q: Tensor, click: Tensor, owner: Tensor, lists: int) -> Tens
     return log_q.new_zeros(lists).index_add(0, owner, rows)
 
 
-def fit_shares(network: ShrunkNetwork, train: Stream) -> None:
-    """Set the shares of the logged positions, in the first row group."""
-    counts = np.bincount(train.lists(0).position, minlength=network.positions + 1)[1 : network.positions + 1]
+def start_curves(network: ShrunkNetwork, train: Stream) -> None:
+    """Set the shares of the logged positions; free the curves if there are clicks enough. By the first row group."""
+    lists, K = train.lists(0), network.positions
+    counts = np.bincount(lists.position, minlength=K + 1)[1 : K + 1]
     network.shares.copy_(torch.from_numpy(counts / max(1, counts.sum())))
+    clicks = float(lists.click.sum()) * train.rows / max(1, len(lists.item))
+    if K > 1 and clicks >= LEAST_CLICKS * K:
+        network.free_curves()
+
+
+def _choose_curves(network: ShrunkNetwork, held_out: _HeldOut) -> None:
+    """Keep free curves only if held-out lists support them."""
+    if network.rising:
+        return
+    without_trees = np.zeros(len(held_out.relevance), dtype=np.float32)
+    free, kept = (
+        held_out.stacked(1.0, without_trees)[1],
+        (network.scaled.detach().clone(), network.common.detach().clone()),
+    )
+    network.straighten_curves()
+    if standard_score(free, held_out.stacked(1.0, without_trees)[1]) > CURVES_TOLERANCE:
+        network.rising.fill_(False)
+        network.scaled.data.copy_(kept[0])
+        network.common.data.copy_(kept[1])
 
 
 def finish(
@@ -291,6 +352,8 @@ def finish(
             return _finish(network, train, valid, seed=seed, report=report, losses=losses)
 
     found = distributed.broadcast(chosen)
+    for each, values in zip((network.rising, network.scaled, network.common), found["curves"], strict=True):
+        each.data.copy_(torch.tensor(values))
     network.list_weights.copy_(torch.tensor(found["list_weights"]))
     network.weights.copy_(torch.tensor(found["weights"]))
     network.alpha.fill_(found["alpha"])
@@ -309,6 +372,7 @@ def alpha_losses(
             network.eval()
             network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
             held = _HeldOut.read(network, held_out)
+            _choose_curves(network, held)
             rows = _tree_rows(train, network)
             forest = _Forest(rows, network, seed, small=len(rows.lengths) <= SMALL_LOG)
             trees, weights, _ = forest.grown_for(held, lambda *_: None)
@@ -335,6 +399,7 @@ def _finish(
     network.eval()
     network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
     held_out = _HeldOut.read(network, valid)
+    _choose_curves(network, held_out)
     rows = _tree_rows(train, network)
     small = len(rows.lengths) <= SMALL_LOG
     forest = _Forest(rows, network, seed, small=small)
@@ -351,6 +416,7 @@ def _finish(
         size, forest = forest.size, _Forest(_joined([rows, _tree_rows(valid, network)]), network, seed, small=True)
         forest.grow(size, partial(report, "growing trees again"))
     return {
+        "curves": [each.tolist() for each in (network.rising, network.scaled, network.common)],
         "list_weights": network.list_weights.tolist(),
         "weights": [float(each) for each in weights],
         "alpha": alpha,
@@ -548,11 +614,11 @@ class _HeldOut:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Fit the weights of networks, trees and intercept for an α; return them and the loss of each distinct list."""
         with torch.no_grad():
-            curve = self.network.curve().cpu()
+            common, curve = (each.cpu() for each in self.network.curves())
             level = self.level if by_list else torch.zeros_like(self.level)
             slope = softplus(ONE + level + alpha * (self.slope - self.level))
             offset = (slope - 1) * (self.network.shares.cpu() @ curve) + float(self.network.bias)
-            decay = slope[self.item] * curve[self.position - 1]
+            decay = slope[self.item] * curve[self.position - 1] + common[self.position - 1]
         parts = torch.stack([self.relevance, torch.from_numpy(trees), torch.ones_like(self.relevance)], dim=1)
         lists = len(self.query)
         prior = torch.tensor([1.0, TREE_WEIGHT, 0.0]) if relevance else torch.zeros(3)

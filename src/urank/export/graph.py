@@ -202,11 +202,14 @@ def _shrunk_table(builder: GraphBuilder, member: ShrunkClicks, numeric: str, cod
     deviation = builder.node("Mul", builder.node("Sub", slope, level), builder.scalar(float(network.alpha)))
     shrunk = builder.node("Add", builder.node("Add", level, deviation), builder.scalar(ONE))
     slope = builder.node("Softplus", shrunk)
-    curve = network.curve().detach()
+    common, curve = (each.detach() for each in network.curves())
     centre = builder.scalar(float(network.shares @ curve))
     shifted = builder.node("Mul", builder.node("Sub", slope, builder.scalar(1.0)), centre)
     top = builder.log_sigmoid(builder.node("Add", stacked, shifted))
-    return builder.node("Sub", top, builder.node("Mul", slope, builder.constant(curve[None])))
+    table = builder.node("Sub", top, builder.node("Mul", slope, builder.constant(curve[None])))
+    if network.rising:
+        return table
+    return builder.node("Min", builder.node("Sub", table, builder.constant(common[None])), builder.scalar(0.0))
 
 
 def _tree_table(builder: GraphBuilder, trees: GbdtClicks, numeric: str, codes: str) -> str:
