@@ -198,6 +198,12 @@ class ActiveModels:
         """The categorical features of all models, those of the main model first."""
         return tuple(dict.fromkeys(name for model in self.models for name in model.categorical))
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of the logs that the models were trained on, by role; those of the main model take precedence."""
+        logs = [model.manifest.get("columns", {}) for model in reversed(self.models)]
+        return {role: name for columns in logs for role, name in columns.items()}
+
     @cached_property
     def takes_value(self) -> bool:
         """Whether any model was trained on values."""
