@@ -28,11 +28,12 @@ demo: $(VENV)/.installed  ## simulate a log, inspect, prepare, train and evaluat
 	$(BIN)/urank run $(DEMO)/simulation/log.parquet -o $(DEMO)/job --drop relevance --drop propensity --test 0.2 --truth $(DEMO)/simulation
 	@echo "Open $(DEMO)/job/report.html"
 
-lint: $(VENV)/.installed-dev  ## run ruff, mypy --strict and import-linter
+lint: $(VENV)/.installed-dev  ## run ruff, mypy --strict, import-linter, and zizmor on the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/zizmor --quiet --offline --strict-collection .github
 
 test: lint  ## lint, then run the fast tests and all doctests; run before every commit
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"

@@ -24,9 +24,11 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split())
 """Makes modules absent, for imports as well as for `importlib.util.find_spec`."""
 
 
-def run(script: str, absent: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, absent: tuple[str, ...], *arguments: object, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT + script, " ".join(absent), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
 def test_the_core_brings_no_web_framework_no_ray_and_no_matplotlib() -> None:
@@ -66,11 +68,12 @@ for command in ("inspect", "prepare", "train", "run", "evaluate", "rank", "guard
     ],
     ids=lambda each: each if isinstance(each, str) else each[0],
 )
-def test_a_missing_extra_is_one_sentence(extra: str, arguments: list[str]) -> None:
-    done = run("from urank.cli import main\nmain()", EXTRAS[extra], *arguments)
+def test_a_missing_extra_is_one_sentence(extra: str, arguments: list[str], tmp_path: Path) -> None:
+    done = run("from urank.cli import main\nmain()", EXTRAS[extra], *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     (sentence,) = done.stderr.strip().splitlines()
     assert f"pip install 'urank[{extra}]'" in sentence
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cluster_without_its_extra_is_one_sentence() -> None:

@@ -261,6 +261,7 @@ def test_parameters_are_read_changed_and_cloned() -> None:
 )
 @pytest.mark.filterwarnings("ignore:ConfigError occurred during set_params")  # settings are checked at once
 def test_checks_of_scikit_learn_that_need_no_matrix(check: Any) -> None:
+    """All but `check_do_not_raise_errors_in_init_or_set_params`: invalid settings are refused at once."""
     check("URank", urank.URank())
 
 
@@ -278,8 +279,10 @@ def test_a_table_is_answered_by_a_table_of_its_kind(tiny: Small, model: urank.UR
     assert [by_item[item] for item in pl.DataFrame(ranked)["item_id"]] == pl.DataFrame(ranked)["position"].to_list()
 
 
-def test_tables_are_inspected_and_evaluated_as_they_are(tiny: Small, model: urank.URank) -> None:
-    log = pl.read_parquet(tiny.folder / "log.parquet").to_pandas()
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_tables_are_inspected_and_evaluated_as_they_are(tiny: Small, model: urank.URank, kind: str) -> None:
+    frame = pl.read_parquet(tiny.folder / "log.parquet")
+    log = frame.to_pandas() if kind == "pandas" else frame.to_arrow()
     assert urank.inspect(log).facts.rows == len(log)
     evaluation = urank.evaluate(model, log, config=JUDGES)
     assert "match" in [policy.name for policy in evaluation.policies]

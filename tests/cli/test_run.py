@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -68,6 +69,36 @@ def test_outcomes_of_the_click_are_left_out_and_named_first(folder: Path, tmp_pa
     names = load_model(tmp_path / "job" / "model").clicks.featurizer.names
     assert "bought" in names
     assert "dwell" not in names
+
+
+def test_it_takes_what_its_parts_take(folder: Path, tmp_path: Path, command: Any) -> None:
+    """Shuffled lists over time, with the value of an order, through every flag of prepare, train and evaluate."""
+    rng, log = np.random.default_rng(0), pl.read_parquet(folder / "sim" / "log.parquet")
+    lists, query = ["query_id", "session_id"], pl.col("query_id").rank("dense")
+    log.with_columns(chance=pl.Series(rng.random(log.height)), price=pl.Series(rng.integers(1, 9, log.height))).select(
+        "query_id",
+        "session_id",
+        "item_id",
+        "click",
+        pl.col("^f[0-9]+$"),
+        "price",
+        position=pl.col("chance").rank("ordinal").over(lists),
+        traffic=pl.when(query % 2 == 0).then(pl.lit("shuffle")).otherwise(pl.lit("production")),
+        bought=pl.col("click") * (query % 3 > 0).cast(pl.Int64),
+        shown=pl.datetime(2026, 1, 1) + pl.duration(hours=query),
+    ).write_parquet(tmp_path / "log.parquet")
+    roles = {"policy": "traffic", "value": "price", "conversion": "bought", "timestamp": "shown"}
+    columns = [word for role, name in roles.items() for word in ("-c", f"{role}={name}")]
+    flags = ("--split-by", "time", "--test", 0.3, "--positions", 10, "--randomised", "policy=shuffle")
+    quick = ("--goal", "conversions", "--click-model", "pbm", "--ranker", "none", "--force")
+    done = command("run", tmp_path / "log.parquet", "-o", tmp_path / "job", *columns, *flags, *quick)
+    assert done.code == 0, done.stderr
+    schema = json.loads((tmp_path / "job" / "prepared" / "schema.json").read_text(encoding="utf-8"))
+    assert (schema["split"]["by"], schema["split"]["test"], schema["positions"]) == ("time", 0.3, 10)
+    told = json.loads((tmp_path / "job" / "evaluation.json").read_text(encoding="utf-8"))
+    assert told["randomised"]["lists"] > 0
+    model = load_model(tmp_path / "job" / "model")
+    assert (model.goal, dict(model.columns)) == ("conversions", roles)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,14 @@ def test_help_is_short(command: Any, monkeypatch: pytest.MonkeyPatch, name: str,
     assert len(lines) <= 24 * screens
 
 
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_help_shows_neither_braces_nor_none(command: Any, name: str) -> None:
+    usage, *lines = command(*name.split(), "--help").stdout.splitlines()
+    assert usage.startswith(f"Usage: urank {name}")
+    assert not {*usage} & {*"{}"}
+    assert not any("[None]" in line for line in lines)
+
+
 @pytest.mark.parametrize("topic", complete_topic(""))
 def test_every_topic_that_help_refers_to(command: Any, topic: str) -> None:
     assert command("help", topic).code == 0

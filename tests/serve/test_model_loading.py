@@ -399,6 +399,8 @@ def test_devices_pipes_and_huge_files_are_refused(folder: Path, name: str) -> No
         ({"positions": True}, "the positions an integer"),
         ({"positions": 0}, "damaged"),
         ({"positions": -5}, "damaged"),
+        ({"columns": "position"}, "the columns must be names by role"),
+        ({"columns": {"position": 1}}, "the columns must be names by role"),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused(folder: Path, changes: dict[str, Any], words: str) -> None:

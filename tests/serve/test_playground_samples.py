@@ -113,3 +113,10 @@ def test_over_http(tmp_path: Path) -> None:
         assert {http.get(path).status_code for path in ("/", "/v1/samples", "/v1/samples/0")} == {404}
     with client("trees") as http:
         assert http.get("/v1/samples").json() == {"samples": []}
+
+
+def test_columns_are_those_of_the_log_that_the_model_learned_from(tmp_path: Path) -> None:
+    named = {"query_id": "anfrage", "position": "place"}
+    log().rename(named).write_parquet(tmp_path / "log.parquet")
+    found = read_samples(str(tmp_path / "log.parquet"), NUMBERS, TEXTS, columns=named)
+    assert [(each.query_id, each.logged) for each in found[:2]] == [("q0", ["i1", "i0"]), ("q1", ["i3", "i2"])]

@@ -68,18 +68,19 @@ class CompactCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; nothing is left to the formatter."""
         console = Console(highlight=False)
-        usage = " ".join([ctx.command_path, *(piece.strip("{}") for piece in self.collect_usage_pieces(ctx))])
-        console.print(f"Usage: {usage}", markup=False)
+        pieces = (re.sub(r"^\{(.*)\}(\.{3})?$", r"\1", piece) for piece in self.collect_usage_pieces(ctx))
+        console.print(f"Usage: {' '.join([ctx.command_path, *pieces])}", markup=False)
         console.print(Padding(Markdown(self.help or ""), (1, 0, 1, 0)))
-        panels: dict[str, dict[str, str]] = {}
+        panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, {})
                 panel[_compact_name(record[0])] = _compact_help(record[1])
         for name, words in panels.items():
-            console.print(f"{name}:", style="bold")
-            _print_table(words, console)
+            if words:
+                console.print(f"{name}:", style="bold")
+                _print_table(words, console)
 
 
 def _compact_name(name: str) -> str:

@@ -149,7 +149,7 @@ def _setting_parameter(
     kind: Any = _kind(field)
     names = _literals(kind)
     metavar: str | None = None
-    shown = str(default) if default is not None or panel is None else False
+    shown = str(default) if default is not None else False
     if get_origin(kind) is Literal:
         kind, metavar = str, _choices(get_args(kind))
     elif get_origin(kind) is tuple and get_args(kind)[0] is float:

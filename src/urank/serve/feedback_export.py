@@ -144,21 +144,20 @@ def export_feedback(
         raise ConfigError(f"{root} is the feedback log of a server; an export from PostgreSQL needs its own folder")
     if not window_seconds >= 0:
         raise ConfigError(f"the window must be at least 0 seconds; got {window_seconds}")
-    durable_folder(root)
-    with _exclusive_lock(root / LOCK) as locked:
-        if not locked:
+    with ExitStack() as stack:
+        source: Source = SqliteSource(root)
+        if database:  # before the folder is made, so that a refusal leaves nothing behind
+            source = PostgresSource(stack.enter_context(closing(postgres_sink.connect(str(log)))))
+        durable_folder(root)
+        if not stack.enter_context(_exclusive_lock(root / LOCK)):
             return None
-        with ExitStack() as stack:
-            source: Source = SqliteSource(root)
-            if database:
-                source = PostgresSource(stack.enter_context(closing(postgres_sink.connect(str(log)))))
-            due = (time.time() if now is None else now) - window_seconds
-            due_us = int(due * 1e6) if window_seconds else sys.maxsize
-            try:
-                catalogue = stack.enter_context(closing(connect(root / CATALOGUE, "rwc")))
-                return _ExportRun(root, source, catalogue, report).run([Path(each) for each in also], due_us, upload_to)
-            except (OSError, sqlite3.Error) as error:
-                raise DataError(f"the export to {root} was not completed: {error}; run it again") from error
+        due = (time.time() if now is None else now) - window_seconds
+        due_us = int(due * 1e6) if window_seconds else sys.maxsize
+        try:
+            catalogue = stack.enter_context(closing(connect(root / CATALOGUE, "rwc")))
+            return _ExportRun(root, source, catalogue, report).run([Path(each) for each in also], due_us, upload_to)
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"the export to {root} was not completed: {error}; run it again") from error
 
 
 @contextmanager

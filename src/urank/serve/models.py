@@ -77,6 +77,12 @@ class ServedModel:
         """Whether the scorer was trained on values."""
         return bool((self.manifest["scorer"] or {}).get("takes_value", False))
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of the log that it was trained on, by role."""
+        columns: Mapping[str, str] = self.manifest.get("columns", {})
+        return columns
+
     @cached_property
     def numeric(self) -> list[str]:
         return [feature.name for feature in self.featurizer.numeric]
@@ -197,6 +203,11 @@ class ActiveModels:
     def categorical(self) -> tuple[str, ...]:
         """The categorical features of all models, those of the main model first."""
         return tuple(dict.fromkeys(name for model in self.models for name in model.categorical))
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of the logs that the models were trained on, by role; those of the main model take precedence."""
+        return {role: name for model in reversed(self.models) for role, name in model.columns.items()}
 
     @cached_property
     def takes_value(self) -> bool:
@@ -484,6 +495,9 @@ def _smoke_test(model: ServedModel) -> None:
     name, positions = model.manifest["name"], model.manifest["positions"]
     if not isinstance(name, str) or type(positions) is not int:
         raise DataError(f"the name must be text, and the positions an integer; got {name!r} and {positions!r}")
+    columns = model.columns
+    if not isinstance(columns, Mapping) or not all(isinstance(column, str) for column in columns.values()):
+        raise DataError(f"the columns must be names by role; got {columns!r}")
     method = model.check_method(model.manifest["method"])
     numeric = np.full((2, len(model.numeric)), np.nan, dtype=np.float32)
     categorical = np.full((2, len(model.categorical)), MISSING, dtype=object)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -41,10 +41,18 @@ class PlaygroundSample:
 
 
 def read_samples(
-    source: str, numeric: Sequence[str], categorical: Sequence[str], *, most: int = MAX_SAMPLES
+    source: str,
+    numeric: Sequence[str],
+    categorical: Sequence[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    most: int = MAX_SAMPLES,
 ) -> list[PlaygroundSample]:
-    """Read the first list of each of the first queries of a log (as for `urank.read`), which must have the features."""
-    log = read(source)
+    """Read the first list of each of the first queries of a log, which must have the features.
+
+    `source` is as for `urank.read`; `columns` are those of the log that the model was trained on, by role.
+    """
+    log = read(source, known=columns)
     known = {*log.schema.named("numeric"), *log.schema.named("categorical")}
     absent = [name for name in (*numeric, *categorical) if name not in known]
     if absent:

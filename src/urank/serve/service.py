@@ -330,7 +330,7 @@ class Service:
             return []
         active = self.context.active
         try:
-            samples = read_samples(self.config.sample, active.numeric, active.categorical)
+            samples = read_samples(self.config.sample, active.numeric, active.categorical, columns=active.columns)
             found = [replace(sample, moved=self._places_moved(sample)) for sample in samples]
             return sorted(found, key=lambda sample: -sample.moved)
         except UrankError as error:
