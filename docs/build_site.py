@@ -5,6 +5,7 @@ The reference of the command line is generated from the commands themselves, and
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from urank.cli import COMMANDS, load_command
+from urank.cli.help import compact_name, usage
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CLI_REFERENCE = REPOSITORY / "build" / "cli-reference.md"
@@ -34,11 +36,11 @@ def command_section(name: str, command: Any) -> str:
         if record is not None and "--help" not in parameter.opts:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             names, meaning = (" ".join(text.split()) for text in record)
-            meaning = meaning.replace("|", "\\|")
+            names = compact_name(names)
+            meaning = re.sub(r"\[default: \((.*?)\)", r"[default: \1", meaning).replace("|", "\\|")
             rows = tables.setdefault(getattr(parameter, "rich_help_panel", None) or kind, [])
             rows.append(f"| `{names}` | {meaning} |")
-    usage = " ".join([name, *command.collect_usage_pieces(context)])
-    parts = [f"## {name}", f"```text\n{usage}\n```", command.help or ""]
+    parts = [f"## {name}", f"```text\n{usage(command, context)}\n```", command.help or ""]
     parts += ["\n".join([f"| {title} | |", "|---|---|", *rows]) for title, rows in tables.items()]
     return "\n\n".join(parts)
 

@@ -23,24 +23,24 @@ from urank.lab.live_test import LIVE_PERIODS, TREATMENT, AbTestRun, judge_abtest
 from urank.lab.market import CATEGORIES, DEVICES, Market, MarketConfig, build_market
 from urank.lab.paper_report import lists_plot, positions_plot
 from urank.report.abtest_report import days_plot
-from urank.report.style import COLOURS, svg
+from urank.report.style import COLOURS, position_ticks, svg
 
 
 def item_curves(candidates: pl.DataFrame) -> Figure:
-    """The true click curves of documents of one query: the most relevant, and those that fall fastest and slowest."""
+    """The true click curves of a query: its two most relevant documents, and those that fall slowest and fastest."""
     queries = candidates.group_by("query_id", maintain_order=True).agg(pl.col("table"), pl.col("relevance"))
     tables = [np.array(table) for table in queries["table"].to_list()]
     spread = [np.ptp(table[:, 2] / table[:, 0]) * np.ptp(table[:, 0]) for table in tables]
     table = tables[int(np.argmax(spread))]
     fall = table[:, 2] / table[:, 0]
-    chosen = list(
-        dict.fromkeys([int(table[:, 0].argmax()), int(fall.argmin()), int(fall.argmax()), int(np.argsort(fall)[5])])
-    )
+    first, second = np.argsort(-table[:, 0], kind="stable")[:2]
+    chosen = list(dict.fromkeys(int(item) for item in (first, second, fall.argmax(), fall.argmin())))
     figure = Figure(figsize=(6.4, 3.2))
     axes = figure.add_subplot()
     K = table.shape[1]
     for colour, item in zip(COLOURS, chosen, strict=False):
         axes.plot(range(1, K + 1), table[item], color=colour, marker="o", markersize=3, label=f"document {item + 1}")
+    axes.set_xticks(position_ticks(K))
     axes.set_xlabel("position")
     axes.set_ylabel("P(click | document, position)")
     axes.set_ylim(bottom=0)
@@ -90,6 +90,7 @@ def attention_curves(market: Market) -> Figure:
         means = {name: curves[group == number].mean(axis=0) for number, name in enumerate(names)}
         for colour, (name, mean) in zip(COLOURS, sorted(means.items(), key=lambda each: -each[1][-1]), strict=False):
             axes.plot(range(1, len(mean) + 1), mean, color=colour, marker="o", markersize=3, label=name)
+        axes.set_xticks(position_ticks(curves.shape[1]))
         axes.set_xlabel("position")
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)

@@ -88,7 +88,7 @@ RUN_STEPS: Mapping[str, float] = {
     **PREPARE_STEPS,
     **TRAIN_STEPS,
     **EVALUATE_STEPS,
-    "writing the report": 4,
+    "writing the report": 8,
 }
 """The steps that `train`, `evaluate` and `run` report, with their typical times, for an overall progress."""
 

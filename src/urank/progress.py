@@ -19,11 +19,14 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 T = TypeVar("T")
 
@@ -109,17 +112,23 @@ def _bar(console: Console, overall: Overall) -> Iterator[Report]:
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        _TimeLeftColumn(),
     )
     with Progress(*columns, console=console, expand=True, transient=True) as progress:
-        task = progress.add_task("starting", total=1.0, left="")
+        task = progress.add_task("starting", total=1.0)
 
         def draw(step: str, done: float, total: float | None, note: str = "", /) -> None:
             name = overall.update(step, done, total)
-            seconds = progress.tasks[0].elapsed or 0.0
-            progress.update(task, description=name, completed=overall.share, left=time_left(seconds, overall.share))
+            progress.update(task, description=name, completed=overall.share)
 
         yield draw
+
+
+class _TimeLeftColumn(ProgressColumn):
+    """The estimate of `time_left`, which grows while a step reports nothing."""
+
+    def render(self, task: Task) -> Text:
+        return Text(time_left(task.elapsed or 0.0, task.completed))
 
 
 class _Lines:

@@ -18,11 +18,19 @@ import urank
 from report.analyses import analysis
 from report.evaluations import comparison, evaluation, policy
 from serve.browser import launch
+from urank.clicks.item_curves import ItemCurve
+from urank.evaluation.click_quality import quality
+from urank.evaluation.guard_sweep import GuardLevel, GuardLevels
 from urank.log.inspection import Inspection
+from urank.ranking.guard import Guard, Moves
 from urank.report.abtest_report import write_analysis
+from urank.report.click_report import FitReport
 from urank.report.evaluation_report import POLICIES, write_evaluation
+from urank.report.guard_report import write_guard
 from urank.report.inspection_report import write_inspection
+from urank.report.run_report import write_run
 
+MOVES = Moves(1000, 100, 500, 1, 4)
 TEXTS = ".panel :is(p, li, td, th, dd, dt, figcaption, figure text)"
 CONTRASTS = """texts => {
     const light = colour => {
@@ -71,6 +79,20 @@ def pages(log: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     others = [policy(name, 0.8 + gain, comparison(gain)) for name, gain in gains.items()]
     write_evaluation(evaluation(*others), folder / "evaluation.html", "match")
     write_analysis(analysis(), folder / "analysis.html")
+    values = [policy("match, shift 1", 0.82, comparison(0.02)), others[0]]
+    levels = [GuardLevel(*each) for each in zip((Guard("shift", 1), None), values, [MOVES] * 2, strict=True)]
+    write_guard(GuardLevels("shift", "match", levels, evaluation(*values)), folder / "guard.html")
+    position, click = log["position"].to_numpy(), log["click"].to_numpy()
+    fitted = {name: quality(np.log(0.6 / position), position, click, positions=12) for name in ("shrunk", "pbm")}
+    write_run(
+        folder / "run.html",
+        inspection=found,
+        fit=FitReport("shrunk", {"seed": "0"}, {"test": fitted}),
+        evaluation=evaluation(*others),
+        chosen="match",
+        why="no other method earns significantly more on the validation split",
+        curves=[ItemCurve("games", 1234, list(0.6 / np.arange(1, 13)), 1.0)],
+    )
     return {path.stem: path for path in folder.glob("*.html")}
 
 
@@ -91,7 +113,7 @@ def opened(browser: Browser, path: Path, width: int, scheme: str = "light") -> P
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["inspection", "evaluation", "analysis"])
+@pytest.mark.parametrize("name", ["inspection", "evaluation", "analysis", "guard", "run"])
 def test_pages_fit_and_are_legible(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

@@ -287,6 +287,22 @@ def test_markup_in_an_id_is_text(visit: Visit) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_the_api_fits_and_a_link_opens_a_type(
+    browser: Browser, address: str, width: int, scheme: str
+) -> None:
+    with visiting(browser, address, viewport={"width": width, "height": 900}, color_scheme=scheme) as visit:
+        page = visit.page
+        page.goto(f"{address}/docs")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.documentElement.scrollHeight") < 12 * 900
+        expect(page.locator("#RankQuery")).to_be_hidden()
+        page.get_by_role("link", name="RankQuery").first.click()
+        expect(page.locator("#RankQuery")).to_be_visible()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_ids_are_shown_whole_and_the_orders_are_explained(browser: Browser, address: str, width: int) -> None:
     cut = """ids => ids.filter(id => id.scrollWidth > id.clientWidth + 1

@@ -68,25 +68,30 @@ class CompactCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; nothing is left to the formatter."""
         console = Console(highlight=False)
-        pieces = (re.sub(r"^\{(.*)\}(\.{3})?$", r"\1", piece) for piece in self.collect_usage_pieces(ctx))
-        console.print(f"Usage: {' '.join([ctx.command_path, *pieces])}", markup=False)
+        console.print(f"Usage: {usage(self, ctx)}", markup=False)
         console.print(Padding(Markdown(self.help or ""), (1, 0, 1, 0)))
         panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, {})
-                panel[_compact_name(record[0])] = _compact_help(record[1])
+                panel[compact_name(record[0])] = _compact_help(record[1])
         for name, words in panels.items():
             if words:
                 console.print(f"{name}:", style="bold")
                 _print_table(words, console)
 
 
-def _compact_name(name: str) -> str:
+def usage(command: Any, context: Any) -> str:
+    """Return a command's name with placeholders of its arguments."""
+    pieces = (re.sub(r"^\{(.*)\}(\.{3})?$", r"\1", piece) for piece in command.collect_usage_pieces(context))
+    return " ".join([context.command_path, *pieces])
+
+
+def compact_name(name: str) -> str:
     """Shorten the types that Typer writes after the names of an option.
 
-    >>> _compact_name("--valid <float range>"), _compact_name("--split-by <hash|time>"), _compact_name("LOG <str>")
+    >>> compact_name("--valid <float range>"), compact_name("--split-by <hash|time>"), compact_name("LOG <str>")
     ('--valid FLOAT', '--split-by hash|time', 'LOG')
     """
     words, _, kind = name.partition(" <")

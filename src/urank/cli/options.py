@@ -383,7 +383,7 @@ class PrintOptions:
             console = Console()
             text(console)
             for note in notes:
-                console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
+                console.print(note, highlight=False, soft_wrap=not console.is_terminal, markup=False, emoji=False)
 
 
 _PANEL = "Where it runs"
@@ -477,7 +477,7 @@ def left_out_notes(names: Sequence[str]) -> list[str]:
 def print_notes(notes: Sequence[str], console: Console) -> None:
     """Print sentences followed by an empty line; nothing without any."""
     for note in (*notes, *([""] if notes else [])):
-        console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        console.print(note, highlight=False, soft_wrap=not console.is_terminal, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

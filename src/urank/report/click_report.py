@@ -35,6 +35,19 @@ _IN_WORDS = {
     "mean_absolute_error": "mean absolute error of the table",
     "oracle_share": "share of the oracle's log loss reached",
 }
+_CONTENDERS = {
+    "shrunk": "one falling position curve, steeper or flatter by item as far as the log supports that; the default",
+    "monotone": "one falling position curve, steeper or flatter by item",
+    "factorised": "the item's relevance times an examination that differs by item",
+    "vector": "a network with an output for each position",
+    "position": "a network of the item and its position",
+    "deepfm": "a DeepFM with the position as a field",
+    "gbdt": "trees of the item's features and its position, never rising with position",
+    "pbm": "the position-based model: one falling position curve for all items, the classical baseline",
+    "pal": "one position curve for all items, which may also rise",
+    "constant": "the mean click rate of the training split, for every row",
+    "oracle": "the true click probabilities of a simulation",
+}
 _FIGURES = (
     "Log loss: the training objective; lower is better. AUC: the probability that a clicked row scores above one that "
     "was not clicked. ECE: mean distance between predicted and observed rates over 15 bins of about equally many rows. "
@@ -150,8 +163,10 @@ def fit_sections(report: FitReport) -> list[Section]:
         partial(rates_by_position, {report.name: report.quality, **contenders}),
         f"Predicted and observed click rate by position on the {report.split} split; a bar is the 95 % interval.",
     )
+    names = report.qualities[report.split]
+    terms = {name: meaning for name, meaning in _CONTENDERS.items() if name in names}
     sections = [
-        Section("Against the others", paragraphs=[_FIGURES], tables=list(_split_tables(report))),
+        Section("Against the others", paragraphs=[_FIGURES], terms=terms, tables=list(_split_tables(report))),
         Section("By position", charts=[by_position], tables=[_quality_by_position(report)]),
     ]
     if report.reliability:

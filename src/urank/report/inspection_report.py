@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 
 
 _CAPTION = "Click rate by position; a band is the 95 % interval. Positions shown rarely are omitted."
+_LINKING = (
+    "clicks on items that were also seen at other positions, by which the position is compared with them; without any, "
+    "its effect on clicks is extrapolated"
+)
+_LINKS = (
+    "The effect of a position shows in items that were seen there and elsewhere. Positions are connected if such items "
+    "link them, directly or through others."
+)
+_FEATURES = (
+    "R² is the share of the position within a list that the features predict. If it is near 100 %, the old ranker's "
+    "choice is hard to separate from the effect of position."
+)
 _ANSWERS = {
     "learnable": "Yes: this log shows how clicks fall with position, so a better order can be learned from it.",
     "partly learnable": "Partly: this log shows how clicks fall with position for some positions only.",
@@ -83,14 +95,15 @@ def inspection_sections(inspection: Inspection) -> list[Section]:
         )
         for group, curves in _groups(facts).items()
     ]
-    connected = f"Connected: {ranges(graph.joined)}. Not connected: {ranges(graph.lost) or UNKNOWN}."
+    lost = f" Not connected, so they rest on extrapolation: {ranges(graph.lost)}." if graph.lost else ""
+    connected = f"Connected: {ranges(graph.joined) or UNKNOWN}.{lost}"
     sections = [
         *_verdict_sections(inspection.verdict),
         Section("Counts", tables=[_overview_table(facts)]),
         _click_section(facts),
         *by_group,
-        Section("Which positions can be compared", paragraphs=[connected], charts=links),
-        Section("Features", tables=features) if features else None,
+        Section("Which positions can be compared", paragraphs=[_LINKS, connected], charts=links),
+        Section("Features", paragraphs=[_FEATURES] if facts.confounding else [], tables=features) if features else None,
     ]
     return [section for section in sections if section is not None]
 
@@ -101,8 +114,8 @@ def _verdict_sections(verdict: LogVerdict) -> list[Section]:
 
 
 def _click_section(facts: Facts) -> Section:
-    curve = Chart(partial(click_curves, {"all": facts.curve}), _CAPTION)
-    return Section("Clicks by position", charts=[curve], tables=[_position_rate_table(facts)])
+    curve, terms = Chart(partial(click_curves, {"all": facts.curve}), _CAPTION), {"linking clicks": _LINKING}
+    return Section("Clicks by position", charts=[curve], terms=terms, tables=[_position_rate_table(facts)])
 
 
 def inspection_tables(facts: Facts) -> Iterator[Table]:

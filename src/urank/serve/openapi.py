@@ -64,7 +64,7 @@ _REFUSALS = {
     "413": "The body is too large.",
     "415": "The body has an unsupported type.",
     "421": "The host name is not allowed.",
-    "422": "The body violates a rule; `errors` has the locations.",
+    "422": "The body violates a rule; the answer's errors have the locations.",
     "503": "The log cannot be written, or the answer took too long.",
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -160,7 +160,8 @@ def _any_of(names: Iterable[str]) -> dict[str, Any]:
 def docs_page(document: dict[str, Any]) -> Response:
     """Return the page of an OpenAPI document."""
     schemas = {name: _schema_text(schema) for name, schema in sorted(document["components"]["schemas"].items())}
-    return html_page(_TEMPLATES.get_template("docs.html").render(document=document, schemas=schemas, theme=theme_css()))
+    content = {"document": document, "schemas": schemas, "refusals": _REFUSALS, "theme": theme_css()}
+    return html_page(_TEMPLATES.get_template("docs.html").render(**content))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:
