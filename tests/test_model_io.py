@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,14 @@ def test_a_newer_and_an_older_manifest_are_refused(folder: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(DataError, match=r"is not a urank model: its manifest\.json cannot be read"):
+    with pytest.raises(DataError, match="is not a urank model: it does not exist"):
         load_model(tmp_path / "absent")
+    (tmp_path / "job").mkdir()
+    with pytest.raises(DataError, match=r"is not a urank model: its manifest\.json cannot be read; give a folder"):
+        load_model(tmp_path / "job")
+    shutil.copytree(folder, tmp_path / "job" / "model")
+    with pytest.raises(DataError, match=r"; its model is .*job/model$"):
+        load_model(tmp_path / "job")
     for content in ("[1, 2]", '{"format": "urank prepared log", "version": 2}'):
         (folder / "manifest.json").write_text(content)
         with pytest.raises(DataError, match=r"its manifest\.json has another format"):

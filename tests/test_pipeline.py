@@ -33,7 +33,15 @@ from simulated import Small, make
 from urank.config import validate
 from urank.errors import ConfigError, DataError
 from urank.log.dataset import Dataset
-from urank.pipeline import ModelFit, best_method, fit_model, policies_of, policies_to_evaluate, prepared
+from urank.pipeline import (
+    ModelFit,
+    best_method,
+    fit_model,
+    limited_threads,
+    policies_of,
+    policies_to_evaluate,
+    prepared,
+)
 from urank.ranking.policies import ModelPolicy, Random
 from urank.ranking.ranking_model import RankingModel
 from urank.ranking.ranking_settings import UrankConfig
@@ -135,6 +143,22 @@ def test_same_seed_same_model(tiny: Small) -> None:
     assert not np.array_equal(first.score(candidates), other.score(candidates))
     assert not np.array_equal(first.log_ctr(candidates), other.log_ctr(candidates))
     assert (first.config_.clicks.seed, first.config_.scorer.seed) == (3, 3)
+
+
+@pytest.mark.parametrize(("wanted", "cores", "given"), [(4, 4, 2), (2, 8, 2), (1, 8, 1), (1, 1, 1)])
+def test_threads_are_limited_and_given_back(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, cores: int, given: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted)
+    try:
+        with pytest.raises(ConfigError), limited_threads():
+            assert torch.get_num_threads() == given
+            raise ConfigError("refused")
+        assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_methods_and_rankers(tiny: Small) -> None:

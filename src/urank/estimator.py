@@ -120,10 +120,10 @@ class URank:
 
         `keep` is as in `urank.prepare`.
         """
-        from urank.pipeline import fit_model, prepared
+        from urank.pipeline import fit_model, limited_threads, prepared
 
         self.config_ = self._settings()
-        with prepared(log, keep=keep, memory=memory, report=report) as dataset:
+        with limited_threads(), prepared(log, keep=keep, memory=memory, report=report) as dataset:
             self.fit_ = fit_model(dataset, self.config_, report=report)
         self.model_ = self.fit_.model
         return self

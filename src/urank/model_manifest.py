@@ -36,9 +36,10 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{folder} is not a urank model: its manifest.json cannot be read; give a folder that urank train wrote"
-        ) from error
+        exists, inside = Path(folder).exists(), Path(folder) / "model"
+        reason = "its manifest.json cannot be read" if exists else "it does not exist"
+        remedy = f"its model is {inside}" if (inside / path.name).is_file() else "give a folder that urank train wrote"
+        raise DataError(f"{folder} is not a urank model: {reason}; {remedy}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder} is not a urank model: its manifest.json has another format")
     if not isinstance(manifest.get("version"), int):

@@ -444,8 +444,7 @@ def train(
         arguments: Passed on to `fit`.
     """
     check_target(output, marker="manifest.json", overwrite=overwrite)
-    limit_threads()
-    with _working_folder(output) as working:
+    with limited_threads(), _working_folder(output) as working:
         # Within a folder of the caller's, use a subfolder: it is emptied at the start and removed at the end.
         state = working / "checkpoints" if checkpoints is None else checkpoints / f"{output.name}.training"
         if isinstance(log, Log):
@@ -458,6 +457,23 @@ def train(
         _, training = fit(dataset, config, output, **options, **arguments)
         remove_folder(state)
     return training
+
+
+@contextmanager
+def limited_threads() -> Iterator[None]:
+    """Limit torch and BLAS to half of the cores: the rest reads ahead, and small matrices gain nothing from more.
+
+    On a busy machine a thread for each core can take many times as long, because the threads wait for each other. On
+    exit the caller has its threads back.
+    """
+    before = torch.get_num_threads()
+    threads = min(before, max(1, (os.cpu_count() or 1) // 2))
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(threads, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -503,9 +519,8 @@ def run(
         memory, review, report: As in `train` and `fit_and_save`.
     """
     _check_goal(log.schema.roles, config.goal, log.name)
-    limit_threads()
     made = new_folder(output, marker="report.html", overwrite=overwrite)
-    with made as folder, _working_folder(output) as working:
+    with limited_threads(), made as folder, _working_folder(output) as working:
         inspection = inspect(log, randomised=randomised, report=report)
         verdict = inspection.verdict
         if verdict.level == "not learnable" and not force:
@@ -544,13 +559,6 @@ def run(
     return Run(inspection, training, evaluation, document, reference, next_step)
 
 
-def limit_threads() -> None:
-    """Give torch and BLAS half of the cores: the rest reads ahead, and small matrices gain nothing from more."""
-    threads = max(1, (os.cpu_count() or 1) // 2)
-    torch.set_num_threads(threads)
-    threadpool_limits(threads, user_api="blas")
-
-
 def evaluate(
     models: AnyModel | Sequence[AnyModel],
     log: AnyLog,
@@ -584,7 +592,7 @@ def evaluate(
     options: EvaluationOptions = {"estimator": estimator, "floor": floor, "config": config, "report": report}
     options["randomised"] = randomised
     goal = goal_of(found) if goal is None else goal
-    with prepared(log, policies=policies, memory=memory, report=report) as dataset:
+    with limited_threads(), prepared(log, policies=policies, memory=memory, report=report) as dataset:
         options["judges"] = judges_for(found, dataset, splits, goal)
         evaluation = evaluate_policies(policies, with_goal(dataset, goal), splits=splits, **options)
     alone = found[0] if len(found) == 1 else None
@@ -641,7 +649,8 @@ def guard_levels(
     """
     splits, policy, found = _splits(split), policy_to_guard(model, method), _ranking_model(model)
     goal = goal_of([found]) if goal is None else goal
-    with prepared(log, policies=[policy], memory=memory, report=options.get("report", silent)) as dataset:
+    report = options.get("report", silent)
+    with limited_threads(), prepared(log, policies=[policy], memory=memory, report=report) as dataset:
         options["judges"] = judges_for([found], dataset, splits, goal)
         return evaluate_guard(policy, with_goal(dataset, goal), kind=kind, levels=levels, splits=splits, **options)
 

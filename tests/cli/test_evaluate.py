@@ -115,7 +115,7 @@ def test_quiet(small: Small, saved: Path, tmp_path: Path, command: Any) -> None:
         (("MODEL", "LOG"), ("--truth", "nowhere"), "nowhere holds no truth"),
         (("MODEL", "LOG"), ("--drop", "f1"), "LOG is prepared already: options about its columns belong to"),
         (("LOG", "LOG"), (), "LOG is not a urank model: its manifest.json cannot be read"),
-        (("nowhere", "LOG"), (), "nowhere is not a urank model: its manifest.json cannot be read"),
+        (("nowhere", "LOG"), (), "nowhere is not a urank model: it does not exist"),
         (("MODEL", "MODEL", "LOG"), (), "policies must have distinct names; 'MODEL score' occurs twice"),
         (("MODEL", "nowhere.parquet"), (), "nowhere.parquet does not exist"),
         (("MODEL", "FEWER"), (), "policy 'score' needs the column 'f4', which the log does not have"),

@@ -89,8 +89,8 @@ def test_types_that_are_refused(changes: dict[str, pl.DataType], sentence: str) 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"numeric": ["size"]}, "needs the feature 'size', which is not there: the candidates has the columns query_"),
-        ({"numeric": ["size[0]"]}, r"needs the feature 'size\[0\]', which is not there: the candidates has"),
+        ({"numeric": ["size"]}, "needs the feature 'size', which is not there: the columns of the candidates are "),
+        ({"numeric": ["size[0]"]}, r"needs the feature 'size\[0\]', which is not there: the columns of the"),
         ({"categorical": ["colour"]}, "needs the feature 'colour', which is not there"),
         ({"required": ("query_id", "session_id")}, "no column 'session_id'; name the one .* -c session_id=NAME"),
         ({"columns": {"value": "sum"}}, r"has no column 'sum' \(asked for as value\); it has query_id"),
@@ -378,7 +378,7 @@ def test_sources_that_are_refused(tmp_path: Path) -> None:
 def test_files_that_do_not_agree(tmp_path: Path) -> None:
     TABLE.write_parquet(tmp_path / "a.parquet")
     TABLE.drop("price").write_parquet(tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=rf"'price', which is not there: {tmp_path}/b\.parquet has"):
+    with pytest.raises(DataError, match=rf"'price', which is not there: the columns of {tmp_path}/b\.parquet are"):
         read_candidates(tmp_path, **FEATURES)
     TABLE.drop("item_id", "note", "click").write_parquet(tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"column 'item_id' is in .*a\.parquet but not in .*b\.parquet"):

@@ -331,6 +331,8 @@ def test_whole_numbers_that_lose_digits_are_told() -> None:
         ({"position": [0, 1, 0, 1]}, "; if positions count from 0, say --first-position 0"),
         ({"click": [0, 7, 1, 0]}, "; for counts, or yes and no, say --binarise"),
         ({"click": ["no", "Yes", "no", "no"]}, "; for counts, or yes and no, say --binarise"),
+        ({"click": [0, 0.5, 1, 0]}, "; if another column has the click, name it: -c click=NAME"),
+        ({"position": [1, -3, 1, 2]}, "; if another column has the position, name it: -c position=NAME"),
         (
             {"click": [0, None, 1, 0]},
             "; write 0 where nothing was clicked, or leave the row out if it was not recorded",

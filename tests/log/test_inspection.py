@@ -13,7 +13,7 @@ from scipy import stats
 import urank
 from urank.errors import ConfigError, DataError
 from urank.log import identifiability, inspection
-from urank.log.identifiability import ClickOutcomes, heavy_tails, id_like, position_graph, ranges
+from urank.log.identifiability import ClickOutcomes, heavy_tails, id_like, position_graph, ranges, time_like
 from urank.log.inspection import Inspection, wilson_interval
 
 
@@ -369,14 +369,18 @@ def test_columns_to_be_wary_of() -> None:
         booked=pl.when(clicked).then(pl.col("item_id") % 2).otherwise(0),
         paid=pl.when(clicked & (pl.col("item_id") > 2)).then(9.5),
         shop_id=pl.col("item_id") * 1000,
+        shown=pl.format("2026-01-{} 10:15:00", pl.col("item_id").mod(20) + 10),
+        season=pl.format("2026-{}", pl.col("item_id").mod(4)),
         price=pl.when(pl.int_range(pl.len()) == 7).then(1e9).otherwise(pl.col("x").abs()),
     )
     opened = urank.read(log)
     frame = opened.frame()
     assert id_like(frame, opened.schema) == ["shop_id"]
+    assert time_like(frame, opened.schema) == ["shown"]
     assert list(heavy_tails(frame, opened.schema)) == ["price"]
     found = urank.inspect(opened)
     assert found.facts.outcomes == ["booked", "paid"]
+    assert any(advice.startswith("-c timestamp=shown") for advice in found.verdict.advice)
     assert any(warning.startswith("booked, paid: known only after a click") for warning in found.verdict.warnings)
 
 

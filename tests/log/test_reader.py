@@ -113,7 +113,7 @@ def test_damaged_pages(tmp_path: Path) -> None:
 def test_csv_that_is_not_one(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"log\.csv is not a readable CSV file"):
+    with pytest.raises(DataError, match=r"log\.csv is empty; the first line must name the columns"):
         urank.read(path)
     path.write_text("query_id,position,click\n1,1,0\n1,2\n2,1,1,7,8\n")
     with pytest.raises(DataError, match=r"log\.csv is not a readable CSV file"):

@@ -38,7 +38,6 @@ from urank.pipeline import (
     evaluate,
     goal_of,
     guard_levels,
-    limit_threads,
     policies_to_evaluate,
     policy_to_guard,
     prepared,
@@ -85,7 +84,6 @@ def evaluate_command(
     if len(paths) < 2:
         raise ConfigError("urank evaluate takes one or more models and, last, a log; got only one path")
     *models, log = paths
-    limit_threads()
     source, cluster = columns.source(log, models=models), engine.cluster
     compare = None
     if truth is not None:
@@ -175,7 +173,6 @@ def guard_command(
 
     Example: `urank guard model prepared --html guard.html`
     """
-    limit_threads()
     source, limit = columns.source(log, models=[model]), Memory.parse(memory)
     config = validate(CrossfitConfig, settings, "the evaluation")
     wanted = None if levels is None else _levels(levels)

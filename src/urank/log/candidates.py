@@ -147,7 +147,8 @@ def _numeric_feature(name: str, dtypes: Mapping[str, pl.DataType], source: str, 
 def _feature(name: str, kind: FeatureKind, column: str, dtypes: Mapping[str, pl.DataType], source: str) -> Feature:
     if column not in dtypes:
         raise DataError(
-            f"the model needs the feature '{name}', which is not there: {source} has the columns {join_names(dtypes)}"
+            f"the model needs the feature '{name}', which is not there: the columns of {source} are "
+            f"{join_names(dtypes)}; add it, with nulls where it is unknown"
         )
     dtype = entry_type(dtypes[column])
     numeric = kind == "numeric"

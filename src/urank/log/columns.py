@@ -266,12 +266,15 @@ class LogSchema:
         """Return how to mend a value that breaks the rule of a role, where that is known; None is a missing value."""
         if role in ("position", "ranked_position") and self.first_position == 1 and got in ("0", "0.0"):
             return "; if positions count from 0, say --first-position 0"
-        if role not in ("click", "conversion"):
+        if role not in ("position", "click", "conversion"):
             return ""
         if got is None:
-            return "; write 0 where nothing was clicked, or leave the row out if it was not recorded"
+            known = "; write 0 where nothing was clicked, or leave the row out if it was not recorded"
+            return "" if role == "position" else known
         countable = got.lower() in (*YES, *NO) or re.fullmatch(r"\d+(\.0*)?", got)
-        return "; for counts, or yes and no, say --binarise" if countable and not self.binarise else ""
+        if role != "position" and countable and not self.binarise:
+            return "; for counts, or yes and no, say --binarise"
+        return f"; if another column has the {role}, name it: -c {role}=NAME"
 
 
 def _check_roles(

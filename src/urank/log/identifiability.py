@@ -39,6 +39,7 @@ more at the overall click rate, but do so at most this share of that."""
 
 _MAX_CATEGORIES = 10
 _ID_NAME = re.compile(r"(^|_)(id|code|key)$", re.IGNORECASE)
+_TIME = r"^\s*\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,16 @@ def id_like(rows: pl.DataFrame, schema: LogSchema) -> list[str]:
             x = rows[name].drop_nans().to_numpy()
             if len(x) and (x == np.floor(x)).all():
                 found.append(name)
+    return found
+
+
+def time_like(rows: pl.DataFrame, schema: LogSchema) -> list[str]:
+    """Return categorical features whose values are all ISO dates or times; those of new lists were never seen."""
+    found = []
+    for name in schema.named("categorical"):
+        text = rows[name].drop_nulls() if name in rows.columns else pl.Series(dtype=pl.String)
+        if text.dtype == pl.String and len(text) and text.str.contains(_TIME).all():
+            found.append(name)
     return found
 
 

@@ -26,6 +26,7 @@ from urank.log.identifiability import (
     position_confounding,
     position_graph,
     ranges,
+    time_like,
 )
 from urank.log.ragged import offsets_of_runs
 from urank.log.reader import Log, read
@@ -101,6 +102,7 @@ class Facts:
     outcomes: list[str]
     heavy_tails: dict[str, tuple[float, float]]
     id_like: list[str]
+    time_like: list[str]
     losing_digits: list[str]
     interventions: PositionGraph
     same_query_moves: int
@@ -221,6 +223,7 @@ def inspect(log: Log | Any, *, randomised: Collection[str] = (), report: Report 
         outcomes=after_click,
         heavy_tails=heavy_tails(sample, log.schema),
         id_like=id_like(sample, log.schema),
+        time_like=time_like(sample, log.schema),
         losing_digits=list(losing),
         interventions=graph,
         same_query_moves=counters.same_query_moves() if distinguishable else 0,
@@ -578,6 +581,11 @@ def _feature_warnings(facts: Facts) -> Iterator[tuple[str, str | None]]:
         yield (
             f"{', '.join(facts.id_like)}: numbers that look like ids, taken as quantities",
             " ".join(f"--categorical {name}" for name in facts.id_like) + " (or --drop)",
+        )
+    if facts.time_like:
+        yield (
+            f"{', '.join(facts.time_like)}: dates or times, taken as categories that no later list will have",
+            f"-c timestamp={facts.time_like[0]} if it is the time of the list, or --drop",
         )
     if facts.losing_digits:
         yield (

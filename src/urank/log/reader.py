@@ -355,6 +355,8 @@ def _csv_file(path: Path, text: Collection[str] = ()) -> TableFile:
         dtypes = {name: pl.String() if name in text else dtype for name, dtype in inferred.items()}
         unsure = [name for name, dtype in dtypes.items() if dtype == pl.String and name not in text and name]
         retyped = _numbers_with_gaps(scan, unsure)
+    except pl.exceptions.NoDataError as error:
+        raise DataError(f"{path} is empty; the first line must name the columns") from error
     except (pl.exceptions.PolarsError, OSError, EOFError) as error:
         raise _unreadable(path, "CSV", error) from error
     types = {name: _arrow_type(dtype) for name, dtype in dtypes.items()}
@@ -415,7 +417,7 @@ def _check_header(path: Path, names: list[str]) -> None:
         if second and second[1] in names:
             raise DataError(f"{path} has two columns named '{second[1]}'; rename one")
         if not name and number > 1:
-            raise DataError(f"column {number} of {path} has no name in the header")
+            raise DataError(f"column {number} of {path} has no name; the first line must name the columns")
 
 
 def _numbers_with_gaps(scan: pl.LazyFrame, names: Sequence[str]) -> dict[str, pl.DataType]:
@@ -448,7 +450,11 @@ def _reason(error: Exception) -> str:
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> DataError:
-    return DataError(f"{path} is not a readable {kind} file (damaged, cut short, or of another kind): {_reason(error)}")
+    reason = _reason(error)
+    if "utf-8" in reason.lower() or "utf8" in reason.lower():
+        remedy = "if it is text in another encoding, convert it: iconv -f WINDOWS-1252 -t UTF-8 IN.csv > OUT.csv"
+        return DataError(f"{path} is not UTF-8 text; {remedy}")
+    return DataError(f"{path} is not a readable {kind} file (damaged, cut short, or of another kind): {reason}")
 
 
 def add_partitions(files: list[TableFile], source: str) -> list[TableFile]:
