@@ -108,17 +108,19 @@ def test_curves_rise_again_where_attention_does(tmp_path: Path, monkeypatch: pyt
     users = make(tmp_path, user="carousel", eta=1.0, **SETTINGS | {"queries": 1_000})
     block = next(iter(users.dataset.blocks("test", [*users.dataset.features, "position"])))
 
-    def click_rates() -> NDArray[np.float64]:
+    def click_rates(*, falling: bool) -> NDArray[np.float64]:
         found = fit_clicks(users.dataset, ClickConfig())
+        assert found.evidence is not None
+        assert ("rises again" in found.evidence.sentence) != falling
         return np.exp(found.model.log_ctr(encoded(found, block))).mean(axis=0)
 
     truth = users.table(users.featurizer.encode(block.items)).mean(axis=0)
-    rates, lists = click_rates(), users.dataset.rows("train") / 8
+    rates, lists = click_rates(falling=False), users.dataset.rows("train") / 8
     error = np.sqrt(1 / (lists * truth[4]) + 1 / (lists * truth[5]))  # of the logarithm of a ratio of counts
     assert np.log(truth[5] / truth[4]) > 5 * error  # what is to be found
     assert abs(np.log(rates[5] / rates[4]) - np.log(truth[5] / truth[4])) < 3 * error
     monkeypatch.setattr(shrunk, "LEAST_CLICKS", 10**9)
-    assert (np.diff(click_rates()) <= 0).all()
+    assert (np.diff(click_rates(falling=True)) <= 0).all()
 
 
 def test_clicks_never_rise_with_the_position(fit: Fit, block: Block) -> None:

@@ -252,12 +252,14 @@ class Evidence:
         alpha: the share of an item's deviation that was kept.
         relevance, lists, items: standard scores of the held-out gain from relevance at all, from slopes that differ by
             list, and from slopes that differ by item.
+        falling: whether attention falls from position to position, for all items.
     """
 
     alpha: float
     relevance: float
     lists: float
     items: float
+    falling: bool = True
 
     @property
     def sentence(self) -> str:
@@ -270,7 +272,8 @@ class Evidence:
         items = f"{in_words(self.items)} ({shares[self.alpha]} of it is kept)"
         lists = in_words(self.lists)
         relevance = in_words(self.relevance)
-        return f"relevance differs by item: {relevance}; attention differs by list: {lists}; by item: {items}"
+        again = "" if self.falling else "; it rises again further down, as at the start of a page or a row"
+        return f"relevance differs by item: {relevance}; attention differs by list: {lists}; by item: {items}{again}"
 
 
 def in_words(score: float) -> str:
@@ -358,7 +361,7 @@ def finish(
     network.weights.copy_(torch.tensor(found["weights"]))
     network.alpha.fill_(found["alpha"])
     trees = tuple(tree_model(text, featurizer) for text in found["trees"])
-    evidence = Evidence(found["alpha"], **found["scores"])
+    evidence = Evidence(found["alpha"], **found["scores"], falling=bool(network.rising))
     return ShrunkClicks(network, trees), evidence
 
 
