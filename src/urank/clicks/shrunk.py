@@ -158,6 +158,15 @@ class ShrunkNetwork(nn.Module):
         self.scaled.data.copy_(_inverse_softplus(torch.from_numpy(np.diff(scaled).clip(min=LEAST_STEP))))
         self.common.data.copy_(torch.from_numpy(common[1:] - common[0]))
 
+    def saved_curves(self) -> list[Any]:
+        """Return the parameters of the curves, JSON-serialisable."""
+        return [each.tolist() for each in (self.rising, self.scaled, self.common)]
+
+    def restore_curves(self, saved: Sequence[Any]) -> None:
+        """Restore the curves of `saved_curves`."""
+        for each, values in zip((self.rising, self.scaled, self.common), saved, strict=True):
+            each.data.copy_(torch.tensor(values))
+
     def curves(self) -> tuple[Tensor, Tensor]:
         """Compute e(k) and g(k), each `[K]`."""
         first, scaled = self.scaled.new_zeros(1), softplus(self.scaled)
@@ -252,14 +261,14 @@ class Evidence:
         alpha: the share of an item's deviation that was kept.
         relevance, lists, items: standard scores of the held-out gain from relevance at all, from slopes that differ by
             list, and from slopes that differ by item.
-        falling: whether attention falls from position to position, for all items.
+        rises: likewise from curves that rise again; 0 if they only fall.
     """
 
     alpha: float
     relevance: float
     lists: float
     items: float
-    falling: bool = True
+    rises: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -272,7 +281,7 @@ class Evidence:
         items = f"{in_words(self.items)} ({shares[self.alpha]} of it is kept)"
         lists = in_words(self.lists)
         relevance = in_words(self.relevance)
-        again = "" if self.falling else "; it rises again further down, as at the start of a page or a row"
+        again = f"; it rises again after some position: {in_words(self.rises)}" if self.rises else ""
         return f"relevance differs by item: {relevance}; attention differs by list: {lists}; by item: {items}{again}"
 
 
@@ -319,20 +328,18 @@ def start_curves(network: ShrunkNetwork, train: Stream) -> None:
         network.free_curves()
 
 
-def _choose_curves(network: ShrunkNetwork, held_out: _HeldOut) -> None:
-    """Keep free curves only if held-out lists support them."""
+def _choose_curves(network: ShrunkNetwork, held_out: _HeldOut) -> float:
+    """Keep free curves only if held-out lists support them; return the standard score, or 0 if attention only falls."""
     if network.rising:
-        return
+        return 0.0
     without_trees = np.zeros(len(held_out.relevance), dtype=np.float32)
-    free, kept = (
-        held_out.stacked(1.0, without_trees)[1],
-        (network.scaled.detach().clone(), network.common.detach().clone()),
-    )
+    free, curves = held_out.stacked(1.0, without_trees)[1], network.saved_curves()
     network.straighten_curves()
-    if standard_score(free, held_out.stacked(1.0, without_trees)[1]) > CURVES_TOLERANCE:
-        network.rising.fill_(False)
-        network.scaled.data.copy_(kept[0])
-        network.common.data.copy_(kept[1])
+    score = standard_score(free, held_out.stacked(1.0, without_trees)[1])
+    if score <= CURVES_TOLERANCE:
+        return 0.0
+    network.restore_curves(curves)
+    return score
 
 
 def finish(
@@ -355,13 +362,12 @@ def finish(
             return _finish(network, train, valid, seed=seed, report=report, losses=losses)
 
     found = distributed.broadcast(chosen)
-    for each, values in zip((network.rising, network.scaled, network.common), found["curves"], strict=True):
-        each.data.copy_(torch.tensor(values))
+    network.restore_curves(found["curves"])
     network.list_weights.copy_(torch.tensor(found["list_weights"]))
     network.weights.copy_(torch.tensor(found["weights"]))
     network.alpha.fill_(found["alpha"])
     trees = tuple(tree_model(text, featurizer) for text in found["trees"])
-    evidence = Evidence(found["alpha"], **found["scores"], falling=bool(network.rising))
+    evidence = Evidence(found["alpha"], **found["scores"])
     return ShrunkClicks(network, trees), evidence
 
 
@@ -402,7 +408,7 @@ def _finish(
     network.eval()
     network.list_weights.copy_(torch.from_numpy(_list_weights(network, train)))
     held_out = _HeldOut.read(network, valid)
-    _choose_curves(network, held_out)
+    rises = _choose_curves(network, held_out)
     rows = _tree_rows(train, network)
     small = len(rows.lengths) <= SMALL_LOG
     forest = _Forest(rows, network, seed, small=small)
@@ -414,12 +420,13 @@ def _finish(
     weights, by_list = stacks[alpha][0], stacks[0.0][1]
     shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
     flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
-    scores = {"relevance": standard_score(shared, flat), "lists": standard_score(by_list, shared), "items": items}
+    lists = standard_score(by_list, shared)
+    scores = {"relevance": standard_score(shared, flat), "lists": lists, "items": items, "rises": rises}
     if small:
         size, forest = forest.size, _Forest(_joined([rows, _tree_rows(valid, network)]), network, seed, small=True)
         forest.grow(size, partial(report, "growing trees again"))
     return {
-        "curves": [each.tolist() for each in (network.rising, network.scaled, network.common)],
+        "curves": network.saved_curves(),
         "list_weights": network.list_weights.tolist(),
         "weights": [float(each) for each in weights],
         "alpha": alpha,
