@@ -24,6 +24,7 @@ from urank.evaluation import policy_evaluation as module
 from urank.evaluation.estimators import ESTIMATORS, Terms
 from urank.evaluation.intervals import INFLATION, normal_interval, paired, refitted_interval
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies, query_bytes
+from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.lab.truth import true_utilities
 from urank.log import prepare
 from urank.log.dataset import Block, Dataset
@@ -381,6 +382,27 @@ def test_random_lists_are_also_evaluated_on_their_own(tmp_path: Path, monkeypatc
     ):
         with pytest.raises((ConfigError, DataError), match=sentence):
             evaluate_policies([Reversed()], shuffled.dataset, randomised=[wrong])
+
+
+def test_on_random_lists_only_the_items_shown_are_ranked(prepared: Any) -> None:
+    """With candidates below the last position, a policy shares out the slots of the items that were shown."""
+    size = {"candidates": 6, "positions": 6, "features": 4}
+    log = simulate(SimulationConfig(queries=100, randomise="shuffle", randomise_share=1.0, seed=3, **size)).log
+    shown = pl.col("position") <= 4
+    log = log.with_columns(click=pl.col("click") * shown)
+    found, alone = (
+        evaluate_policies(
+            [Reversed()],
+            prepared(rows, positions=4, overwrite=True),
+            config=QUICK,
+            randomised=[f"policy={log['policy'][0]}"],
+        ).randomised
+        for rows in (log, log.filter(shown))
+    )
+    assert found is not None
+    assert alone is not None
+    assert found.lists == alone.lists > 0
+    assert found.difference["reversed"].mean == pytest.approx(alone.difference["reversed"].mean)
 
 
 def test_clicks_that_depend_on_the_items_above_are_a_warning(

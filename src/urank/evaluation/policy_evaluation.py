@@ -320,7 +320,11 @@ def _on_random_lists(
     marks: Sequence[tuple[str, str]],
     dataset: Dataset,
 ) -> RandomisedEvaluation:
-    """Evaluate the policies on the lists that are marked as random, by the values of columns."""
+    """Evaluate the policies on the lists that are marked as random, by the values of columns.
+
+    A policy also ranks candidates that were not shown. What it would earn with them at the slots of a list is unknown
+    here, so that the items shown share the slots in the order that the policy gives them.
+    """
     parts = []
     for block, given in zip(blocks, orders, strict=True):
         marked = np.zeros(len(block.offsets) - 1, dtype=np.bool_)
@@ -330,8 +334,9 @@ def _on_random_lists(
             marked |= same.fill_null(False).to_numpy()
         shown = block.column("position") <= dataset.positions
         rows = np.repeat(marked, np.diff(block.offsets)) & shown
-        lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(marked))[marked]
-        parts.append((block, rows, lengths, block.query_hash[marked], given))
+        lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(marked))
+        marked = lengths > 0
+        parts.append((block, rows, lengths[marked], block.query_hash[marked], given))
     if not sum(len(lengths) for _, _, lengths, _, _ in parts):
         named = " or ".join("=".join(mark) for mark in marks)
         raise DataError(f"no list of the evaluated splits has {named} (--randomised)")
@@ -347,11 +352,18 @@ def _on_random_lists(
         value=joined("value") if dataset.has("value") else None,
     )
     given_orders = {
-        name: np.concatenate([given[number][rows] for _, rows, _, _, given in parts])
+        name: _ranks_of_shown(np.concatenate([given[number][rows] for _, rows, _, _, given in parts]), lists)
         for number, name in enumerate(names)
         if number
     }
     return evaluate_randomised(lists, {name: joined(name) for name in dataset.numeric}, given_orders)
+
+
+def _ranks_of_shown(positions: NDArray[np.int64], lists: RandomisedLists) -> NDArray[np.int64]:
+    """Return the rank of each item among those of its list, `[rows]` from 1, given positions among all candidates."""
+    ranks = np.empty(len(positions), dtype=np.int64)
+    ranks[np.lexsort((positions, lists.lists))] = np.arange(len(positions)) - lists.offsets[lists.lists] + 1
+    return ranks
 
 
 def _independence(blocks: Sequence[Block], table: NDArray[np.float32], K: int) -> IndependenceTest:
