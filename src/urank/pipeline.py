@@ -39,7 +39,7 @@ from urank.evaluation.click_quality import Quality, Reliability, quality, reliab
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.intervals import Comparison
-from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, evaluate_policies
+from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, check_marks, evaluate_policies
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
@@ -527,6 +527,7 @@ def run(
             raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
         prepare(log, folder / "prepared", **preparation or {}, bucket_bytes=memory.bucket_bytes, report=report)
         dataset = Dataset(folder / "prepared", memory=memory)
+        check_marks(randomised, dataset, ("test",))  # fail fast: before training
         fit, training = fit_and_save(
             dataset, config, folder / "model", checkpoints=working / "checkpoints", review=review, report=report
         )
