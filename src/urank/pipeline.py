@@ -107,6 +107,9 @@ class Estimator(Protocol):
 
 AnyModel: TypeAlias = Estimator | RankingModel | Policy | str | Path
 
+Check = Callable[[Dataset], None]
+"""Refuses a prepared log before the training."""
+
 Review = Callable[[FitReport, ClickModel, Dataset], FitReport]
 """Adds to the measured quality of a click model."""
 
@@ -429,6 +432,7 @@ def train(
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
     fit: Callable[..., tuple[Any, Training]] = fit_and_save,
+    check: Check | None = None,
     report: Report = silent,
     **arguments: Any,
 ) -> Training:
@@ -439,6 +443,7 @@ def train(
         keep: Of a raw log, features to keep even if they look like outcomes of the click.
         checkpoints: Where the state of the training is kept until it ends; beside the output by default.
         fit: Does the work, in this process or elsewhere.
+        check: Refuses the prepared log before the training.
         memory: Memory budget.
         config, output, onnx, overwrite, report: As in `fit_and_save`.
         arguments: Passed on to `fit`.
@@ -453,6 +458,8 @@ def train(
             prepare(log, working / "prepared", overwrite=True, **options)
             log = working / "prepared"
         dataset = log if isinstance(log, Dataset) else Dataset(log, memory=memory)
+        if check is not None:
+            check(dataset)
         options = {"checkpoints": state, "onnx": onnx, "overwrite": overwrite, "report": report}
         _, training = fit(dataset, config, output, **options, **arguments)
         remove_folder(state)
@@ -498,6 +505,7 @@ def run(
     force: bool = False,
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
+    check: Check | None = None,
     review: Review | None = None,
     compare: Compare | None = None,
     report: Report = silent,
@@ -516,7 +524,7 @@ def run(
         force: Go on even if the log is not learnable.
         overwrite: Replace the folder if it exists.
         compare: Sets known utilities beside the estimates.
-        memory, review, report: As in `train` and `fit_and_save`.
+        memory, check, review, report: As in `train` and `fit_and_save`.
     """
     _check_goal(log.schema.roles, config.goal, log.name)
     made = new_folder(output, marker="report.html", overwrite=overwrite)
@@ -527,7 +535,9 @@ def run(
             raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
         prepare(log, folder / "prepared", **preparation or {}, bucket_bytes=memory.bucket_bytes, report=report)
         dataset = Dataset(folder / "prepared", memory=memory)
-        check_marks(randomised, dataset, ("test",))  # fail fast: before training
+        check_marks(randomised, dataset, ("test",))
+        if check is not None:
+            check(dataset)
         fit, training = fit_and_save(
             dataset, config, folder / "model", checkpoints=working / "checkpoints", review=review, report=report
         )

@@ -88,10 +88,10 @@ def run_command(
     arguments: dict[str, Any] = {"preparation": parts.arguments, "randomised": randomised or (), "force": force}
     arguments |= {"overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
-        from urank.lab.truth import compare_evaluation, review_fit
+        from urank.lab.truth import check_items, compare_evaluation, review_fit
 
         check_truth(checked.goal)
-        arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
+        arguments |= {"check": check_items(truth), "review": review_fit(truth), "compare": compare_evaluation(truth)}
     with printing.progress(RUN_STEPS) as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)
 
@@ -156,9 +156,9 @@ def train_command(
     refuse_url(output, "--output")
     arguments: dict[str, Any] = {}
     if truth is not None:
-        from urank.lab.truth import review_fit
+        from urank.lab.truth import check_items, review_fit
 
-        arguments["review"] = review_fit(truth)
+        arguments |= {"check": check_items(truth), "review": review_fit(truth)}
     if cluster is not None:
         from urank.ray.jobs import train_on_ray
 
