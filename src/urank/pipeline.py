@@ -44,7 +44,7 @@ from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
 from urank.log.dataset import Dataset, conversions_as_clicks, is_prepared, sample_to_fit
-from urank.log.inspection import Inspection, inspect
+from urank.log.inspection import FEW_LISTS, Inspection, inspect
 from urank.log.prepare import PREPARE_STEPS, prepare
 from urank.log.reader import Log, read
 from urank.log.splits import SPLITS
@@ -404,10 +404,22 @@ def fit_and_save(
             report("writing the model", 0, None)
             facts = {"quality": measured.to_dict(), "why": fit.why}
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
-    warnings = _sampled_trees(dataset, config, fit.model.clicks.featurizer.width)
+    warnings = [*_few_lists(dataset), *_sampled_trees(dataset, config, fit.model.clicks.featurizer.width)]
     names = fit.model.name, fit.model.method, fit.why
     headline = None if fit.choice is None else evaluation_headline(fit.choice, fit.model.method)
     return fit, Training(measured, *names, fit.rounds, warnings, dataset.left_out, headline)
+
+
+def _few_lists(dataset: Dataset) -> list[str]:
+    """Warn of a log that is too small to learn from."""
+    lists = sum(group.lists for group in dataset.groups("train"))
+    if lists >= FEW_LISTS:
+        return []
+    named = "1 training list" if lists == 1 else f"{lists} training lists"
+    return [
+        f"The model learned from only {named}, so that its order may be no better than chance; collect hundreds of "
+        "lists at least, better thousands"
+    ]
 
 
 def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list[str]:

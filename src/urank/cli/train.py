@@ -97,6 +97,7 @@ def run_command(
 
     def text(console: Console) -> None:
         notes = [*left_out_notes(found.training.left_out), f"The log is {found.inspection.verdict.sentence}."]
+        notes += [f"{warning}." for warning in found.training.warnings]
         options: dict[str, Any] = {"notes": notes, "next_step": found.next_step}
         print_evaluation(found.evaluation, console, found.training.method, found.reference, **options)
 
