@@ -578,6 +578,7 @@ def run(
             curves=curves,
             by=by,
             next_step=next_step,
+            report=partial(report, "writing the report"),
         )
     return Run(inspection, training, evaluation, document, reference, next_step)
 
