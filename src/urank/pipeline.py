@@ -39,12 +39,12 @@ from urank.evaluation.click_quality import Quality, Reliability, quality, reliab
 from urank.evaluation.cross_fitting import CrossfitConfig, fit_judges
 from urank.evaluation.guard_sweep import GuardLevels, evaluate_guard
 from urank.evaluation.intervals import Comparison
-from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, evaluate_policies
+from urank.evaluation.policy_evaluation import Evaluation, EvaluationOptions, check_marks, evaluate_policies
 from urank.learning.features import Featurizer
 from urank.learning.lightgbm_data import sample_sentence
 from urank.learning.training import History
 from urank.log.dataset import Dataset, conversions_as_clicks, is_prepared, sample_to_fit
-from urank.log.inspection import Inspection, inspect
+from urank.log.inspection import FEW_LISTS, Inspection, inspect
 from urank.log.prepare import PREPARE_STEPS, prepare
 from urank.log.reader import Log, read
 from urank.log.splits import SPLITS
@@ -106,6 +106,9 @@ class Estimator(Protocol):
 
 
 AnyModel: TypeAlias = Estimator | RankingModel | Policy | str | Path
+
+Check = Callable[[Dataset], None]
+"""Refuses a prepared log before the training."""
 
 Review = Callable[[FitReport, ClickModel, Dataset], FitReport]
 """Adds to the measured quality of a click model."""
@@ -401,10 +404,22 @@ def fit_and_save(
             report("writing the model", 0, None)
             facts = {"quality": measured.to_dict(), "why": fit.why}
             save_model(fit.model, config, output, overwrite=overwrite, onnx=onnx, facts=facts)
-    warnings = _sampled_trees(dataset, config, fit.model.clicks.featurizer.width)
+    warnings = [*_few_lists(dataset), *_sampled_trees(dataset, config, fit.model.clicks.featurizer.width)]
     names = fit.model.name, fit.model.method, fit.why
     headline = None if fit.choice is None else evaluation_headline(fit.choice, fit.model.method)
     return fit, Training(measured, *names, fit.rounds, warnings, dataset.left_out, headline)
+
+
+def _few_lists(dataset: Dataset) -> list[str]:
+    """Warn of a log that is too small to learn from."""
+    lists = sum(group.lists for group in dataset.groups("train"))
+    if lists >= FEW_LISTS:
+        return []
+    named = "1 training list" if lists == 1 else f"{lists} training lists"
+    return [
+        f"The model learned from only {named}, so that its order may be no better than chance; collect hundreds of "
+        "lists at least, better thousands"
+    ]
 
 
 def _sampled_trees(dataset: Dataset, config: UrankConfig, features: int) -> list[str]:
@@ -429,6 +444,7 @@ def train(
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
     fit: Callable[..., tuple[Any, Training]] = fit_and_save,
+    check: Check | None = None,
     report: Report = silent,
     **arguments: Any,
 ) -> Training:
@@ -439,6 +455,7 @@ def train(
         keep: Of a raw log, features to keep even if they look like outcomes of the click.
         checkpoints: Where the state of the training is kept until it ends; beside the output by default.
         fit: Does the work, in this process or elsewhere.
+        check: Refuses the prepared log before the training.
         memory: Memory budget.
         config, output, onnx, overwrite, report: As in `fit_and_save`.
         arguments: Passed on to `fit`.
@@ -453,6 +470,8 @@ def train(
             prepare(log, working / "prepared", overwrite=True, **options)
             log = working / "prepared"
         dataset = log if isinstance(log, Dataset) else Dataset(log, memory=memory)
+        if check is not None:
+            check(dataset)
         options = {"checkpoints": state, "onnx": onnx, "overwrite": overwrite, "report": report}
         _, training = fit(dataset, config, output, **options, **arguments)
         remove_folder(state)
@@ -498,6 +517,7 @@ def run(
     force: bool = False,
     overwrite: bool = False,
     memory: Memory = DEFAULT_MEMORY,
+    check: Check | None = None,
     review: Review | None = None,
     compare: Compare | None = None,
     report: Report = silent,
@@ -516,7 +536,7 @@ def run(
         force: Go on even if the log is not learnable.
         overwrite: Replace the folder if it exists.
         compare: Sets known utilities beside the estimates.
-        memory, review, report: As in `train` and `fit_and_save`.
+        memory, check, review, report: As in `train` and `fit_and_save`.
     """
     _check_goal(log.schema.roles, config.goal, log.name)
     made = new_folder(output, marker="report.html", overwrite=overwrite)
@@ -527,6 +547,9 @@ def run(
             raise DataError(f"{log.name} is {verdict.sentence}; {verdict.advice[0]}, or go on with --force")
         prepare(log, folder / "prepared", **preparation or {}, bucket_bytes=memory.bucket_bytes, report=report)
         dataset = Dataset(folder / "prepared", memory=memory)
+        check_marks(randomised, dataset, ("test",))
+        if check is not None:
+            check(dataset)
         fit, training = fit_and_save(
             dataset, config, folder / "model", checkpoints=working / "checkpoints", review=review, report=report
         )
@@ -555,6 +578,7 @@ def run(
             curves=curves,
             by=by,
             next_step=next_step,
+            report=partial(report, "writing the report"),
         )
     return Run(inspection, training, evaluation, document, reference, next_step)
 

@@ -52,7 +52,11 @@ MISTAKES: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: text(log().with_columns(pl.col("click").replace(1, None))),
         "write 0 where nothing was clicked",
     ),
-    "a tiny log": ("log.csv", lambda: text(log().head(5)), "show a small share of the traffic in randomised order"),
+    "a tiny log": (
+        "log.csv",
+        lambda: text(log().head(5)),
+        "is not learnable: it has only 1 list, and no item at two positions; collect more lists",
+    ),
     "one position": ("log.csv", lambda: text(log().filter(pl.col("position") == 1)), "--column position=NAME"),
     "no clicks": ("log.csv", lambda: text(log().with_columns(click=pl.lit(0))), "--column click=NAME"),
     "other names": (

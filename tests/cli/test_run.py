@@ -134,6 +134,24 @@ def test_force_goes_on_with_a_log_that_is_not_learnable(folder: Path, tmp_path: 
     assert "The log is not learnable: every item was always shown at the same position." in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_truth_of_other_queries_is_refused_before_the_training(
+    folder: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was trained")
+
+    monkeypatch.setattr("urank.pipeline.fit_model", fail)
+    log, split = folder / "sim" / "log.parquet", ("--test", 0.5)
+    if verb == "train":
+        assert command("prepare", log, "-o", folder / "prepared", *split, "-q").code == 0
+        log, split = folder / "prepared", ()
+    refusal = command(verb, log, "-o", tmp_path / "job", "--truth", folder / "sim", *split).refusal
+    assert "the truth does not contain the item" in refusal
+    assert "--test" in refusal
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_refusals_leave_nothing_behind(folder: Path, command: Any) -> None:
     for flags, sentence in (
         (("--truth", folder / "absent"), "no truth"),

@@ -51,6 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_tiny_log_is_a_warning(folder: Path, tmp_path: Path, command: Any) -> None:
+    log = pl.read_parquet(folder / "sim" / "log.parquet")
+    names = log["query_id"].unique(maintain_order=True)
+    log.filter(pl.col("query_id").is_in(names[:5].to_list())).write_parquet(tmp_path / "log.parquet")
+    quick = ("--click-model", "pbm", "--ranker", "none", "--epochs", 1)
+    for source, warned in ((tmp_path / "log.parquet", True), (folder / "sim" / "log.parquet", False)):
+        done = command("train", source, "-o", tmp_path / f"model-{warned}", *quick)
+        assert done.code == 0, done.stderr
+        assert ("training lists, so that its order may be no better than chance" in done.stdout) is warned
+
+
 def test_model_and_page(folder: Path) -> None:
     names = {path.name for path in (folder / "model").iterdir()}
     weights = {f"{name}.safetensors" for name in ("member-0", "scorer", "judge-0", "judge-1")}

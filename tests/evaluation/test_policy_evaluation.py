@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import StringIO
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
+from rich.console import Console
 
 import urank
 from known_judges import QUICK_JUDGES as QUICK
@@ -24,6 +26,7 @@ from urank.evaluation import policy_evaluation as module
 from urank.evaluation.estimators import ESTIMATORS, Terms
 from urank.evaluation.intervals import INFLATION, normal_interval, paired, refitted_interval
 from urank.evaluation.policy_evaluation import Evaluation, evaluate_policies, query_bytes
+from urank.lab.letor_simulation import SimulationConfig, simulate
 from urank.lab.truth import true_utilities
 from urank.log import prepare
 from urank.log.dataset import Block, Dataset
@@ -32,6 +35,7 @@ from urank.log.splits import SPLITS
 from urank.memory import Memory
 from urank.pipeline import ModelFit
 from urank.ranking.policies import ModelPolicy, Random
+from urank.report.evaluation_report import evaluation_sections, print_evaluation
 
 K = 10
 LONGER = ClickConfig(families=("monotone",), hidden=(16,))
@@ -374,13 +378,48 @@ def test_random_lists_are_also_evaluated_on_their_own(tmp_path: Path, monkeypatc
     gain = found.difference["random"]
     assert abs(gain.mean) < 3 * gain.error  # one random order is as good as another
     for wrong, sentence in (
-        ("policy=nobody", "no list of the evaluated splits has policy=nobody"),
+        ("policy=nobody", r"no list of the splits test has policy=nobody \(--randomised\); leave it out"),
         ("nowhere=1", "randomised must be COLUMN=VALUE with a column of the log; got 'nowhere=1'"),
         ("policy", "randomised must be COLUMN=VALUE"),
         ("f1=high", "randomised must name a number, since f1 has numbers; got 'f1=high'"),
     ):
         with pytest.raises((ConfigError, DataError), match=sentence):
             evaluate_policies([Reversed()], shuffled.dataset, randomised=[wrong])
+
+
+def test_on_random_lists_only_the_items_shown_are_ranked(prepared: Any) -> None:
+    """With candidates below the last position, a policy shares out the slots of the items that were shown."""
+    size = {"candidates": 6, "positions": 6, "features": 4}
+    log = simulate(SimulationConfig(queries=100, randomise="shuffle", randomise_share=1.0, seed=3, **size)).log
+    shown = pl.col("position") <= 4
+    log = log.with_columns(click=pl.col("click") * shown)
+    found, alone = (
+        evaluate_policies(
+            [Reversed()],
+            prepared(rows, positions=4, overwrite=True),
+            config=QUICK,
+            randomised=[f"policy={log['policy'][0]}"],
+        ).randomised
+        for rows in (log, log.filter(shown))
+    )
+    assert found is not None
+    assert alone is not None
+    assert found.lists == alone.lists > 0
+    assert found.difference["reversed"].mean == pytest.approx(alone.difference["reversed"].mean)
+
+
+def test_lists_marked_as_random_that_are_all_sorted_are_a_warning(small: Small, oracle: None, prepared: Any) -> None:
+    dataset = prepared(small.simulation.log.with_columns(price=pl.col("position") * 10.0))
+    found = evaluate_policies([Reversed()], dataset, randomised=["policy=logger-1"])
+    assert found.randomised is not None
+    assert (found.randomised.lists, found.randomised.utility, found.randomised.difference) == (0, {}, {})
+    (warning,) = [each for each in found.warnings if "random order" in each]
+    assert "100.0 % of the lists marked as random are ordered by price" in warning
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["randomised"]["lists"] == 0
+    console = Console(file=StringIO(), width=100)
+    print_evaluation(found, console)
+    assert "ordered by price" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "random order" not in " ".join(section.title for section in evaluation_sections(found))
 
 
 def test_clicks_that_depend_on_the_items_above_are_a_warning(

@@ -20,6 +20,7 @@ from urank.evaluation.randomised_lists import (
     check_randomisation,
     compare_policies,
     estimate_policy,
+    evaluate_randomised,
     fit_position_curve,
     list_values,
 )
@@ -353,6 +354,16 @@ def test_correlations_are_those_of_scipy() -> None:
     (found,) = checked({"stars": values}).before
     np.testing.assert_allclose(found.correlation, spearmanr(values[0], np.arange(9)).statistic)
     np.testing.assert_allclose(found.z, found.correlation * sqrt(8))
+
+
+def test_lists_without_a_click_are_checked_but_not_estimated() -> None:
+    position, offsets = np.tile(np.arange(1, 7), 3), np.arange(0, 19, 6)
+    values = np.random.default_rng(0).random(18)
+    lists = RandomisedLists(position, np.zeros(18, dtype=int), offsets, np.arange(3))
+    found = evaluate_randomised(lists, {"price": values}, {"given": position})
+    assert (found.lists, found.queries, found.utility) == (3, 3, {})
+    assert found.warning is not None
+    assert found.warning.endswith("none of the lists that remain has a click")
 
 
 # Hotel logs

@@ -40,6 +40,12 @@ def test_every_item_always_at_one_place_is_not_learnable() -> None:
     assert any("randomised order" in advice for advice in verdict.advice)
 
 
+def test_a_log_of_few_lists_is_too_small_to_blame_the_traffic() -> None:
+    verdict = urank.inspect(urank.read(make_log(lambda _: np.arange(1, 6), lists=99))).verdict
+    assert verdict.sentence == "not learnable: it has only 99 lists, and no item at two positions"
+    assert verdict.advice[0].startswith("collect more lists")
+
+
 def test_items_that_move_make_it_learnable() -> None:
     found = urank.inspect(urank.read(make_log(lambda i: np.roll(np.arange(1, 6), i % 5))))
     assert found.verdict.level == found.verdict.sentence == "learnable"

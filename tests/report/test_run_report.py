@@ -61,7 +61,9 @@ def written(path: Path, **parts: object) -> str:
 
 
 def test_page_holds_the_others(inspection: Inspection, fit: FitReport, found: Evaluation, tmp_path: Path) -> None:
-    text = written(tmp_path / "run.html", inspection=inspection, fit=fit, evaluation=found)
+    reports: list[tuple[int, int]] = []
+    progress = {"report": lambda *done: reports.append(done)}
+    text = written(tmp_path / "run.html", inspection=inspection, fit=fit, evaluation=found, **progress)
     assert len(re.findall(r"<h2>(.*?)</h2>", text)) == 5
     inner = [*evaluation_sections(found), *fit_sections(fit), *inspection_sections(inspection)]
     assert re.findall(r"<h3>(.*?)</h3>", text) == [section.title for section in inner]
@@ -69,6 +71,7 @@ def test_page_holds_the_others(inspection: Inspection, fit: FitReport, found: Ev
     page.feed(text)
     charts = sum(len(section.charts) for section in inner) + 1
     assert page.tags.count("figcaption") == charts
+    assert reports == [(number, charts) for number in range(1, charts + 1)]
     assert not {"script", "link", "img", "games"} & set(page.tags)
     assert page.fetched == []
     assert not re.search(r"url\((?!#)", text)

@@ -88,15 +88,16 @@ def run_command(
     arguments: dict[str, Any] = {"preparation": parts.arguments, "randomised": randomised or (), "force": force}
     arguments |= {"overwrite": overwrite, "memory": Memory.parse(memory)}
     if truth is not None:
-        from urank.lab.truth import compare_evaluation, review_fit
+        from urank.lab.truth import check_items, compare_evaluation, review_fit
 
         check_truth(checked.goal)
-        arguments |= {"review": review_fit(truth), "compare": compare_evaluation(truth)}
+        arguments |= {"check": check_items(truth), "review": review_fit(truth), "compare": compare_evaluation(truth)}
     with printing.progress(RUN_STEPS) as report:
         found = run(columns.open(log), checked, output, report=report, **arguments)
 
     def text(console: Console) -> None:
         notes = [*left_out_notes(found.training.left_out), f"The log is {found.inspection.verdict.sentence}."]
+        notes += [f"{warning}." for warning in found.training.warnings]
         options: dict[str, Any] = {"notes": notes, "next_step": found.next_step}
         print_evaluation(found.evaluation, console, found.training.method, found.reference, **options)
 
@@ -156,9 +157,9 @@ def train_command(
     refuse_url(output, "--output")
     arguments: dict[str, Any] = {}
     if truth is not None:
-        from urank.lab.truth import review_fit
+        from urank.lab.truth import check_items, review_fit
 
-        arguments["review"] = review_fit(truth)
+        arguments |= {"check": check_items(truth), "review": review_fit(truth)}
     if cluster is not None:
         from urank.ray.jobs import train_on_ray
 

@@ -144,7 +144,8 @@ class Evaluation:
         own = [f"{', '.join(names)}: {sentence}" for sentence, names in by_sentence.items()]
         depends = self.independence is not None and not self.independence.independent
         apart = [self.independence.sentence] if self.independence is not None and depends else []
-        return [*(sample if self.rows < self.all_rows else []), *self.specification.warnings, *apart, *own]
+        absent = [] if self.randomised is None or self.randomised.warning is None else [self.randomised.warning]
+        return [*(sample if self.rows < self.all_rows else []), *self.specification.warnings, *apart, *absent, *own]
 
     @property
     def alarms(self) -> list[str]:
@@ -242,10 +243,10 @@ def evaluate_policies(
     places = [*sorted({cutoff for cutoff in cutoffs if cutoff < K}), K]
     all_rows = sum(dataset.rows(split) for split in splits)
     dataset = evaluation_sample(dataset, splits, query_bytes(len(evaluated), len(places), propensity=has_propensity))
+    marks = check_marks(randomised, dataset, splits)
     cuts = _judges(dataset, splits, judges, config, report)
     totals, calibration = QueryTotals(places), CalibrationTest(K)
     roles = [name for name in ("position", "click", "value", "propensity", "item_id") if dataset.has(name)]
-    marks = [_mark(text, dataset) for text in randomised]
     read = [
         *dataset.features,
         *(name for policy in policies for name in policy.columns),
@@ -313,6 +314,30 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def check_marks(randomised: Collection[str], dataset: Dataset, splits: Sequence[str]) -> list[tuple[str, str]]:
+    """Fail fast: parse marks `COLUMN=VALUE` of lists in random order, and refuse those that no evaluated list has."""
+    marks = [_mark(text, dataset) for text in randomised]
+    columns = list(dict.fromkeys(column for column, _ in marks))
+    found = (_marked(block, marks).any() for split in splits for block in dataset.blocks(split, columns))
+    if marks and not any(found):
+        named = " or ".join("=".join(mark) for mark in marks)
+        raise DataError(
+            f"no list of the splits {', '.join(splits)} has {named} (--randomised); leave it out, or evaluate a "
+            "larger share of the log"
+        )
+    return marks
+
+
+def _marked(block: Block, marks: Sequence[tuple[str, str]]) -> NDArray[np.bool_]:
+    """Return the mask `[lists]` of the lists with one of the marks."""
+    marked = np.zeros(len(block.offsets) - 1, dtype=np.bool_)
+    for column, value in marks:
+        values = pl.Series(block.items[column].combine_chunks()).gather(block.offsets[:-1])
+        same = values == float(value) if values.dtype.is_numeric() else values.cast(pl.String) == value
+        marked |= same.fill_null(False).to_numpy()
+    return marked
+
+
 def _on_random_lists(
     blocks: Sequence[Block],
     orders: Sequence[Sequence[NDArray[np.int64]]],
@@ -320,21 +345,18 @@ def _on_random_lists(
     marks: Sequence[tuple[str, str]],
     dataset: Dataset,
 ) -> RandomisedEvaluation:
-    """Evaluate the policies on the lists that are marked as random, by the values of columns."""
+    """Evaluate the policies on the lists that are marked as random, by the values of columns.
+
+    A policy also ranks candidates that were not shown. What it would earn with them at the slots of a list is unknown
+    here, so that the items shown share the slots in the order that the policy gives them.
+    """
     parts = []
     for block, given in zip(blocks, orders, strict=True):
-        marked = np.zeros(len(block.offsets) - 1, dtype=np.bool_)
-        for column, value in marks:
-            values = pl.Series(block.items[column].combine_chunks()).gather(block.offsets[:-1])
-            same = values == float(value) if values.dtype.is_numeric() else values.cast(pl.String) == value
-            marked |= same.fill_null(False).to_numpy()
         shown = block.column("position") <= dataset.positions
-        rows = np.repeat(marked, np.diff(block.offsets)) & shown
-        lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(marked))[marked]
-        parts.append((block, rows, lengths, block.query_hash[marked], given))
-    if not sum(len(lengths) for _, _, lengths, _, _ in parts):
-        named = " or ".join("=".join(mark) for mark in marks)
-        raise DataError(f"no list of the evaluated splits has {named} (--randomised)")
+        rows = np.repeat(_marked(block, marks), np.diff(block.offsets)) & shown
+        lengths = np.bincount(list_ids(block.offsets)[rows], minlength=len(block.offsets) - 1)
+        marked = lengths > 0
+        parts.append((block, rows, lengths[marked], block.query_hash[marked], given))
 
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([block.column(name)[rows] for block, rows, *_ in parts])
@@ -347,11 +369,18 @@ def _on_random_lists(
         value=joined("value") if dataset.has("value") else None,
     )
     given_orders = {
-        name: np.concatenate([given[number][rows] for _, rows, _, _, given in parts])
+        name: _ranks_of_shown(np.concatenate([given[number][rows] for _, rows, _, _, given in parts]), lists)
         for number, name in enumerate(names)
         if number
     }
     return evaluate_randomised(lists, {name: joined(name) for name in dataset.numeric}, given_orders)
+
+
+def _ranks_of_shown(positions: NDArray[np.int64], lists: RandomisedLists) -> NDArray[np.int64]:
+    """Return the rank of each item among those of its list, `[rows]` from 1, given positions among all candidates."""
+    ranks = np.empty(len(positions), dtype=np.int64)
+    ranks[np.lexsort((positions, lists.lists))] = np.arange(len(positions)) - lists.offsets[lists.lists] + 1
+    return ranks
 
 
 def _independence(blocks: Sequence[Block], table: NDArray[np.float32], K: int) -> IndependenceTest:

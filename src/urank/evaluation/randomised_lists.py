@@ -577,9 +577,9 @@ def _sentence(lists: int, ordered: Sequence[OrderedLists], after: Sequence[Assoc
         names = sorted(totals, key=lambda name: -totals[name])
         by = "sorted" if all(each.exactly == each.lists for each in ordered) else "ordered"
         share, left_out = _percent(out / lists), f"{by} by {join_names(names, most=3)} and are left out"
-        # Without the claim that the others are random, unless they are.
+        # Without the claim that the others are random, unless there are any, and they are.
         text = f"{share} of the lists marked as random are {left_out}"
-        if random:
+        if random and out < lists:
             text = f"{_percent(1 - out / lists)} of the lists marked as random are; {share} are {left_out}"
     if random:
         return text
@@ -653,7 +653,8 @@ class RandomisedEvaluation:
     Attributes:
         check: whether the lists are in random order; those that are ordered by a feature are left out.
         lists, queries: how many remain.
-        utility: the value per list of each policy, by name; `as shown` is the order in which they were shown.
+        utility: the value per list of each policy, by name; `as shown` is the order in which they were shown. Empty if
+            no list with a click remains.
         difference: the difference of each other policy to it, paired by query.
     """
 
@@ -662,6 +663,14 @@ class RandomisedEvaluation:
     queries: int
     utility: dict[str, Interval]
     difference: dict[str, Comparison]
+
+    @property
+    def warning(self) -> str | None:
+        """Why nothing is estimated; None if it is."""
+        if self.utility:
+            return None
+        why = "none of the lists that remain has a click" if self.lists else "no list remains"
+        return f"nothing is estimated on lists in random order: {self.check.sentence}, and {why}"
 
 
 def evaluate_randomised(
@@ -677,11 +686,14 @@ def evaluate_randomised(
     check = check_randomisation(features, lists.position, lists.offsets)
     rows = check.keep[lists.lists]
     kept = lists.select(check.keep)
+    queries = len(np.unique(kept.query))
+    if not np.any(kept.click):
+        return RandomisedEvaluation(check, len(kept), queries, {}, {})
     curve = fit_position_curve(kept)
     return RandomisedEvaluation(
         check=check,
         lists=len(kept),
-        queries=len(np.unique(kept.query)),
+        queries=queries,
         utility={"as shown": estimate_policy(kept, None, curve)}
         | {name: estimate_policy(kept, order[rows], curve) for name, order in orders.items()},
         difference={name: compare_policies(kept, order[rows], None, curve) for name, order in orders.items()},

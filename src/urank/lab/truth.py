@@ -30,11 +30,15 @@ from urank.report.evaluation_report import ReferenceValues
 
 if TYPE_CHECKING:
     from urank.clicks.click_model import ClickModel
-    from urank.pipeline import Compare, Review
+    from urank.pipeline import Check, Compare, Review
     from urank.report.click_report import FitReport
 
 
 _FILE = "candidates.parquet"
+_OTHER_SPLIT = (
+    "urank simulate keeps the truth of its own test queries: prepare the log with its --test share, by hash, or "
+    "simulate with --truth-split all"
+)
 Truth = str | Path | pl.DataFrame
 """A folder written by `urank simulate` or `urank appstore`, or the result of `read_truth`."""
 
@@ -81,8 +85,8 @@ def true_table(truth: pl.DataFrame) -> Callable[[Block], NDArray[np.float64]]:
         found = items.join(known, on=by, how="left", maintain_order="left")["row"]
         if found.null_count():
             absent = items.filter(found.is_null()).row(0, named=True)
-            only = "; urank appstore keeps the truth of the last day only" if len(by) > 1 else ""
-            raise DataError(f"the truth does not contain {_item_name(absent)} of the log{only}")
+            remedy = "urank appstore keeps the truth of the last day only" if len(by) > 1 else _OTHER_SPLIT
+            raise DataError(f"the truth does not contain {_item_name(absent)} of the log; {remedy}")
         return np.asarray(table[found.to_numpy()])
 
     return look_up
@@ -195,6 +199,20 @@ def add_true_utilities(document: dict[str, Any], true: Mapping[str, TrueUtility]
     if "policies" in document:
         return {**document, "policies": merged}
     return {**document, "logged": merged[0], "levels": merged[1:]}
+
+
+def check_items(folder: str | Path) -> Check:
+    """Return a hook of the pipeline that fails fast if test items have no truth; `folder` as in `read_truth`."""
+    known = read_truth(folder)
+
+    def check(dataset: Dataset) -> None:
+        if not dataset.has("item_id"):
+            raise DataError(f"the truth is looked up by item_id, which {dataset.folder} does not have")
+        look_up = true_table(known)
+        for block in dataset.blocks("test", ["item_id"]):
+            look_up(block)
+
+    return check
 
 
 def compare_evaluation(folder: str | Path) -> Compare:

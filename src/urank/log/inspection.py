@@ -42,6 +42,8 @@ EXACT_POSITIONS = 64
 MAX_GROUPS = 8
 MAX_ALIKE = 0.01
 """If two items have equal features in more of the lists than this, features do not distinguish items."""
+FEW_LISTS = 100
+"""If a log has fewer lists, items that never move say little about the traffic, and models little about the items."""
 
 _MOVE = "__urank_move"
 
@@ -520,6 +522,10 @@ def _learnable(facts: Facts, randomised: Collection[str]) -> tuple[Level, str, l
         advice.insert(0, "add the item's id (--column item_id=NAME): without it only its features identify an item")
     if not facts.distinguishes_items and not randomised:
         return "not learnable", "items cannot be distinguished", reasons, advice
+    if graph.moved == 0 and not randomised and facts.lists < FEW_LISTS:
+        enough = "collect more lists, hundreds at least, better thousands"
+        few = "1 list" if facts.lists == 1 else f"{facts.lists} lists"
+        return "not learnable", f"it has only {few}, and no item at two positions", reasons, [enough, *advice]
     if graph.moved == 0 and not randomised:
         return "not learnable", "every item was always shown at the same position", reasons, advice
     if len(graph.joined) < 2:

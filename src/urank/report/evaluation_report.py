@@ -127,7 +127,7 @@ def print_evaluation(
     for note in (*notes, *([f"Next: {next_step}"] if next_step and gains else [])):
         console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print()
-    found = evaluation.randomised
+    found = evaluation.randomised if evaluation.randomised and evaluation.randomised.utility else None
     tables = [policy_table(evaluation, reference), *([randomised_table(evaluation)] if found else [])]
     print_tables(console, [*tables, estimator_table(evaluation)])
     if found is not None:
@@ -190,9 +190,9 @@ def policy_section(evaluation: Evaluation, reference: ReferenceValues | None = N
 
 
 def randomised_section(evaluation: Evaluation) -> Section | None:
-    """Return the section on lists in random order; None if there are none."""
+    """Return the section on lists in random order; None without an estimate on any."""
     found = evaluation.randomised
-    if found is None:
+    if found is None or not found.utility:
         return None
     about = (
         "On lists that were shown in random order, the position curve is known up to a factor from their clicks alone, "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -38,9 +38,9 @@ class Chart:
     draw: Callable[[], Figure]
     caption: str
 
-    @property
+    @cached_property
     def markup(self) -> Markup:
-        """The figure drawn for a screen and for a phone, of which the style sheet shows one."""
+        """The figure drawn for a screen and for a phone, of which the style sheet shows one; drawn once."""
         from markupsafe import Markup
 
         label = f'<svg role="img" aria-label="{escape(self.caption)}" '
@@ -80,8 +80,24 @@ class Summary:
     tone: str = ""
 
 
-def write_page(path: str | Path, title: str, summary: Summary, sections: Sequence[Section | None]) -> None:
-    """Write the page atomically; sections that are None are omitted."""
+def write_page(
+    path: str | Path,
+    title: str,
+    summary: Summary,
+    sections: Sequence[Section | None],
+    *,
+    report: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write the page atomically; sections that are None are omitted.
+
+    Args:
+        report: called with the number of charts drawn, and of all charts; drawing takes nearly all of the time.
+    """
+    if report is not None and _can_draw():
+        charts = [chart for section in sections if section is not None for chart in _charts(section)]
+        for number, chart in enumerate(charts, start=1):
+            _ = chart.markup  # which keeps the drawing
+            report(number, len(charts))
     facts = {"title": title, "version": version("urank"), "command": _command()}
     text = _rendered("page.html", summary, sections, **facts)
     with new_file(path) as working:
@@ -96,7 +112,7 @@ def notebook_html(summary: Summary, sections: Sequence[Section | None]) -> str:
 def _rendered(template: str, summary: Summary, sections: Sequence[Section | None], **facts: Any) -> str:
     shown = [section for section in sections if section is not None]
     charts = _can_draw()
-    missing = "" if charts or not any(map(_has_charts, shown)) else _WITHOUT_CHARTS
+    missing = "" if charts or not any(any(_charts(section)) for section in shown) else _WITHOUT_CHARTS
     content = {"summary": summary, "sections": shown, "charts": charts, "missing": missing, **facts}
     return _templates().get_template(template).render(**content)
 
@@ -109,8 +125,10 @@ def _can_draw() -> bool:
     return True
 
 
-def _has_charts(section: Section) -> bool:
-    return bool(section.charts) or any(map(_has_charts, section.sections))
+def _charts(section: Section) -> Iterator[Chart]:
+    yield from section.charts
+    for inner in section.sections:
+        yield from _charts(inner)
 
 
 @cache

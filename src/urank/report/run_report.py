@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ def write_run(
     curves: Sequence[ItemCurve] | None = None,
     by: str = "item_id",
     next_step: str = "",
+    report: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write the page with plots.
 
@@ -46,6 +47,7 @@ def write_run(
         chosen, why: the method by which the model ranks, and the reason for that choice, as in `ModelFit.why`.
         curves: click curves of some items or groups by the column `by`; omitted if there are none.
         next_step: what to do about a clear gain.
+        report: as in `write_page`.
     """
     evaluated = any(policy.name == chosen for policy in evaluation.policies)
     method = f"The model ranks by {chosen}{f': {POLICIES[chosen]}' if chosen in POLICIES else ''}."
@@ -64,4 +66,5 @@ def write_run(
             Section("The click model", paragraphs=[f"{fit.sentence}."], sections=fit_sections(fit)),
             Section("The log", paragraphs=[log.answer, log.evidence], sections=inspection_sections(inspection)),
         ],
+        report=report,
     )
