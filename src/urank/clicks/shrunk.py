@@ -333,9 +333,9 @@ def _choose_curves(network: ShrunkNetwork, held_out: _HeldOut) -> float:
     if network.rising:
         return 0.0
     without_trees = np.zeros(len(held_out.relevance), dtype=np.float32)
-    free, curves = held_out.stacked(1.0, without_trees)[1], network.saved_curves()
+    (weights, free), curves = held_out.stacked(1.0, without_trees), network.saved_curves()
     network.straighten_curves()
-    score = standard_score(free, held_out.stacked(1.0, without_trees)[1])
+    score = standard_score(free, held_out.stacked(1.0, without_trees, weights)[1])
     if score <= CURVES_TOLERANCE:
         return 0.0
     network.restore_curves(curves)

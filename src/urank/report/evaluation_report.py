@@ -122,10 +122,11 @@ def print_evaluation(
     """
     subject = _best_policy(evaluation) if policy is None else evaluation[policy]
     style = "bold" if subject is None else _STYLES[-1 if evaluation.alarms else _significance(subject)]
-    console.print(Text(evaluation_headline(evaluation, policy), style=style))
+    in_one_line = not console.is_terminal
+    console.print(Text(evaluation_headline(evaluation, policy), style=style), soft_wrap=in_one_line)
     gains = subject is not None and _significance(subject) > 0 and not evaluation.alarms
     for note in (*notes, *([f"Next: {next_step}"] if next_step and gains else [])):
-        console.print(note, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        console.print(note, highlight=False, soft_wrap=in_one_line, markup=False, emoji=False)
     console.print()
     found = evaluation.randomised if evaluation.randomised and evaluation.randomised.utility else None
     tables = [policy_table(evaluation, reference), *([randomised_table(evaluation)] if found else [])]
