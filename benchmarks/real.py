@@ -341,14 +341,14 @@ def summarised(part: str, found: Mapping[str, Judged]) -> Iterator[Bar | Figure]
     for method, each in means.items():
         clicks = each["clicks"].to_numpy()
         gap = clicks - reference["clicks"].to_numpy()
-        error = float(gap.std(ddof=1) / np.sqrt(len(gap)))
+        error, z = _error_and_z(gap)
         row: dict[str, Any] = {
             "method": method,
             "ours": method.startswith("urank"),
             "clicks": float(clicks.mean()),
             "difference": float(gap.mean()),
             "error": error,
-            "z": float(gap.mean()) / error if error else 0.0,
+            "z": z,
             "ndcg": float(each["ndcg"].drop_nulls().to_numpy().mean()),
         }
         rows.append(row)
@@ -357,8 +357,13 @@ def summarised(part: str, found: Mapping[str, Judged]) -> Iterator[Bar | Figure]
     ratio = default["clicks"] / float(reference["clicks"].to_numpy().mean())
     yield Bar(f"{part}: {DEFAULT} / {REFERENCE}", ratio, "", at_least=1.0, part=part)
     yield Bar(f"{part}: {DEFAULT} − {REFERENCE}, z", default["z"], "", part=part)
-    within = means[DEFAULT]["clicks"].to_numpy() - means[WITHIN]["clicks"].to_numpy()
-    z = float(within.mean() / within.std(ddof=1) * np.sqrt(len(within)))
+    _, z = _error_and_z(means[DEFAULT]["clicks"].to_numpy() - means[WITHIN]["clicks"].to_numpy())
     yield Bar(f"{part}: {DEFAULT} − {WITHIN}, z", z, "", at_least=-2.0, part=part)
     facts = {"searches": reference.height, "splits": len(found[REFERENCE].parts), "rows": rows}
     yield Figure("real", f"{part}, {reference.height} random searches", facts, part)
+
+
+def _error_and_z(gap: Floats) -> tuple[float, float]:
+    """Return the standard error of a mean difference, and the mean in standard errors; 0 if all are equal."""
+    error = float(gap.std(ddof=1) / np.sqrt(len(gap)))
+    return error, float(gap.mean()) / error if error else 0.0
