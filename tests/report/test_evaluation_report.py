@@ -62,7 +62,7 @@ def column(table: Table, head: str) -> dict[str, str]:
 
 def shown(found: Evaluation, width: int = 80, reference: ReferenceValues | None = None) -> str:
     out = StringIO()
-    print_evaluation(found, Console(file=out, width=width), reference=reference)
+    print_evaluation(found, Console(force_terminal=True, color_system=None, file=out, width=width), reference=reference)
     return out.getvalue()
 
 
