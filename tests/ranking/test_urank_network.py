@@ -160,6 +160,15 @@ def same(a: NetworkScorer, b: NetworkScorer) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+def test_it_learns_from_the_model_in_a_third_of_the_passes_unless_told(world: Small, clicks: ClickModel) -> None:
+    def passes(target: str, share: float | None) -> int:
+        training = {"share": share, "batch_lists": 64, "patience": 99}
+        return len(fit_urank(world.dataset, clicks, config(target=target, training=training))[1].rounds)
+
+    found = [passes("model", None), passes("counterfactual", None), passes("model", 1.0), passes("model", 0.1)]
+    assert found == [5, 15, 15, 2]
+
+
 def test_same_seed_same_bits(world: Small, clicks: ClickModel) -> None:
     before = torch.random.get_rng_state()
     first, _ = fit_urank(world.dataset, clicks, config(dropout=0.2))

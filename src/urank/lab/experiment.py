@@ -34,6 +34,7 @@ from urank.lab.market import AbTestSchedule, MarketConfig
 from urank.lab.provenance import provenance
 from urank.lab.user_models import User
 from urank.learning.features import Featurizer
+from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Block, Dataset
 from urank.log.ragged import offsets_of_runs
 from urank.model_io import save_model
@@ -56,6 +57,9 @@ PAPER_CLICKS = ClickConfig(families=("monotone", "factorised", "vector"), within
 """The click model of the paper's experiments: the best of these families, or their mean, on raw features as all
 baselines."""
 
+PAPER_TRAINING = TrainingConfig(share=1.0)
+"""The training of U-rank, and of baselines with the same network: as many passes for all."""
+
 EXPERIMENTS = (
     "table1",
     "table2",
@@ -77,7 +81,9 @@ class AbTestConfig(AbTestSchedule):
         ClickConfig(families=("monotone",), backbone="deepfm", within_list="off"),
         description="the click model of U-rank",
     )
-    scorer: RankerConfig = Field(RankerConfig(backbone="deepfm"), description="U-rank's scorer")
+    scorer: RankerConfig = Field(
+        RankerConfig(backbone="deepfm", training=PAPER_TRAINING), description="U-rank's scorer"
+    )
 
     def seeded(self) -> AbTestConfig:
         """Add the seed to all other seeds, and set it to 0."""
@@ -99,7 +105,8 @@ class StoreConfig(Settings):
         description="the click model of U-rank and the matching",
     )
     scorer: RankerConfig = Field(
-        RankerConfig(backbone="deepfm"), description="U-rank; LambdaRank and DLA use the same network"
+        RankerConfig(backbone="deepfm", training=PAPER_TRAINING),
+        description="U-rank; LambdaRank and DLA use the same network",
     )
     svm: RankSvmConfig = RankSvmConfig()
     baseline: BaselineConfig = Field(BaselineConfig(), description="clipping of inverse propensities")
@@ -134,9 +141,12 @@ class ExperimentConfig(Settings):
         2, ge=1, description="sessions per query in the online experiment with random swaps (Randomization)"
     )
     clicks: ClickConfig = Field(PAPER_CLICKS, description="the click model of U-rank, the matching and CTR-1")
-    scorer: RankerConfig = Field(RankerConfig(), description="U-rank; LambdaRank and DLA use the same network")
+    scorer: RankerConfig = Field(
+        RankerConfig(training=PAPER_TRAINING), description="U-rank; LambdaRank and DLA use the same network"
+    )
     faithful: RankerConfig = Field(
-        RankerConfig(target="counterfactual", form="paper"), description="U-rank as printed in the paper, on A1"
+        RankerConfig(target="counterfactual", form="paper", training=PAPER_TRAINING),
+        description="U-rank as printed in the paper, on A1",
     )
     trees: TreesConfig = TreesConfig(threads=1)
     svm: RankSvmConfig = RankSvmConfig()

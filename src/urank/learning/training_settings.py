@@ -27,7 +27,9 @@ class TrainingConfig(BaseModel):
     epochs: int | None = Field(
         None, ge=1, description="passes over the training data; by default 4 to 15, fewer for more lists"
     )
-    share: float = Field(1.0, gt=0, le=1, description="share of the default number of passes")
+    share: float | None = Field(
+        None, gt=0, le=1, description="share of the default number of passes; by default 1, and 1/3 for U-rank's scorer"
+    )
     patience: int = Field(5, ge=1, description="rounds without improvement before training stops")
     batch_lists: int | None = Field(
         None, ge=1, description="distinct lists per batch; by default 32 to 1,024, more for more lists"
@@ -42,7 +44,7 @@ class TrainingConfig(BaseModel):
         """Choose what is not set by the number of distinct lists of the train split; see `plan_for`."""
         default = plan_for(lists)
         return Plan(
-            self.epochs or max(1, round(self.share * default.epochs)),
+            self.epochs or max(1, round((self.share or 1) * default.epochs)),
             self.batch_lists or default.batch_lists,
             self.learning_rate or default.learning_rate,
         )

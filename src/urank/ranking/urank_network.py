@@ -34,7 +34,8 @@ from urank.ranking.ranking_settings import RankerConfig
 from urank.ranking.utility import earned
 
 MODEL_SHARE = 1 / 3
-"""Share of the default passes for a scorer that learns from the click model, whose table has no noise."""
+"""Share of the default passes for a scorer that learns from the click model, whose table has no noise, unless the
+settings give one. All passes earned half a percent more (app store, seed 400) in over twice the time."""
 
 
 class ScoreNetwork(nn.Module):
@@ -140,7 +141,7 @@ def fit_urank(
     look_up = table if table is not None else lambda inputs: np.exp(clicks.log_ctr(inputs))
     featurizer = clicks.featurizer
     splits = train_and_valid(dataset, featurizer, table=look_up)
-    if config.target == "model":
+    if config.target == "model" and config.training.share is None:
         training = config.training.model_copy(update={"share": MODEL_SHARE})
         config = config.model_copy(update={"training": training})
     with seeded(config.seed):
