@@ -212,7 +212,7 @@ def test_the_store_alone(everything: Everything) -> None:
 
 
 def test_table_1_by_setting(tmp_path: Path) -> None:
-    """Each setting has its users; that of the default shares the folder of the other experiments."""
+    """Each setting has its users and its own folder."""
     overrides = TINY | {"methods": ["svm-none", "km"]}
     run: dict[str, Any] = {"seeds": 1, "workers": 1, "command": "urank reproduce users"}
     found = reproduce(["table1", "users"], tmp_path, **run, overrides=overrides)
@@ -231,6 +231,7 @@ def test_table_1_by_setting(tmp_path: Path) -> None:
         "carousel",
         "fold",
         "grid",
+        "item",
         "neighbour",
         "patience",
     ]
@@ -241,7 +242,6 @@ def test_table_1_by_setting(tmp_path: Path) -> None:
     again = reproduce(["users"], tmp_path, **run, overrides=overrides)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("results/*.parquet")} == before
     assert str(again.sweeps) == str(found.sweeps)  # with one seed, deviations are NaN
-    assert again.seconds == found.seconds
 
 
 @pytest.mark.parametrize("user", ["cascade", "neighbour"])

@@ -60,6 +60,9 @@ baselines."""
 PAPER_TRAINING = TrainingConfig(share=1.0)
 """The training of U-rank, and of baselines with the same network: as many passes for all."""
 
+PRESENTATION = {"title", "methods", "settings", "seeds"}
+"""Settings of an experiment on which no result depends."""
+
 EXPERIMENTS = (
     "table1",
     "table2",
@@ -133,6 +136,7 @@ class ExperimentConfig(Settings):
     settings: dict[str, SimulationOverrides] = Field(
         {}, description="repeat the experiment with each of these changes to the simulation, by name"
     )
+    seeds: int | None = Field(None, ge=1, description="number of seeds at most with each of the settings")
     dataset: str = Field("", description="the paper's name of the data, if used: yahoo, mslr-web10k or istella-s")
     simulation: SimulationConfig = Field(
         SimulationConfig(truth_split="all"), description="documents, loggers and users, as in `urank simulate`"
@@ -158,12 +162,14 @@ class ExperimentConfig(Settings):
     def _check(self) -> Self:
         if self.simulation.values is not None:
             raise ValueError("simulation.values must be left out: every click counts 1 in the paper's tables")
+        if self.seeds is not None and not self.settings:
+            raise ValueError("seeds limits an experiment with settings only; use --seeds")
         return self
 
     def same_settings(self, other: ExperimentConfig) -> bool:
         """Return whether the results of both are comparable."""
-        presentation = {"title", "methods", "dataset", "settings"}
-        return self.model_dump(exclude=presentation) == other.model_dump(exclude=presentation)
+        some = {*PRESENTATION, "dataset"}
+        return self.model_dump(exclude=some) == other.model_dump(exclude=some)
 
     def with_setting(self, name: str) -> ExperimentConfig:
         """Return the experiment with one of the `settings`."""

@@ -118,10 +118,11 @@ class ArchitectureRow:
 
 @dataclass(frozen=True)
 class SettingRows:
-    """Table 1 with one setting of the simulation: its name, and its rows."""
+    """Table 1 with one setting of the simulation: its name, its rows, and the number of seeds."""
 
     name: str
     rows: Sequence[MethodRow]
+    seeds: int = 1
 
 
 @dataclass(frozen=True)

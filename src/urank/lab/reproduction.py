@@ -16,7 +16,7 @@ from urank.config import read_toml, validate
 from urank.errors import ConfigError, UrankError
 from urank.lab import claims
 from urank.lab.appstore_experiment import LIVE, STORE_METHODS
-from urank.lab.experiment import EXPERIMENTS, ExperimentConfig, read_experiment
+from urank.lab.experiment import EXPERIMENTS, PRESENTATION, ExperimentConfig, read_experiment
 from urank.lab.experiment_results import (
     METRICS,
     STORE_METRICS,
@@ -96,13 +96,13 @@ def reproduce(
             raise ConfigError(f"dataset names the given data, so data must be given too; got '{config.dataset}' alone")
     _check_methods(configs)
     runs = _runs(folder, configs)
-    _claim_folder(folder, config)
+    if folder not in runs and not (folder / SETTINGS).is_file():  # mark the folder as that of a reproduction
+        _claim_folder(folder, config)
     for own, run in runs.items():
-        if own != folder:
-            _claim_folder(own, run)
+        _claim_folder(own, run)
     try:
         for own, run in runs.items():
-            run_tasks(own, run, tasks_for(run.methods, range(seeds)), workers=workers, report=report)
+            run_tasks(own, run, tasks_for(run.methods, _seeds_of(run, seeds)), workers=workers, report=report)
     except UrankError:  # for example because the data is malformed
         if not _has_results(folder):
             (folder / SETTINGS).unlink(missing_ok=True)
@@ -117,21 +117,25 @@ def reproduce(
     return _assemble(folder, configs, seeds, command)
 
 
-def _setting_folder(folder: Path, config: ExperimentConfig, name: str) -> Path:
-    """Return the folder of a setting: that of all experiments if it has the same settings, else one inside it."""
-    return folder if config.with_setting(name).same_settings(config) else folder / "settings" / name
+def _setting_folder(folder: Path, name: str) -> Path:
+    return folder / "settings" / name
 
 
 def _runs(folder: Path, configs: dict[str, ExperimentConfig]) -> dict[Path, ExperimentConfig]:
     """Return by folder the experiments to run, each with the methods that anything needs in that folder."""
     runs: dict[Path, ExperimentConfig] = {}
     for config in configs.values():
-        parts = {_setting_folder(folder, config, name): config.with_setting(name) for name in config.settings}
+        parts = {_setting_folder(folder, name): config.with_setting(name) for name in config.settings}
         for own, part in (parts or {folder: config}).items():
             earlier = runs[own].methods if own in runs else ()
             methods = dict.fromkeys((*earlier, *_possible(part.methods, part.simulation)))
             runs[own] = part.model_copy(update={"methods": tuple(methods)})
     return runs
+
+
+def _seeds_of(config: ExperimentConfig, seeds: int) -> range:
+    """Return the seeds of an experiment when so many are asked for."""
+    return range(min(seeds, config.seeds or seeds))
 
 
 def _possible(methods: Sequence[str], simulation: SimulationConfig) -> list[str]:
@@ -185,7 +189,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def _to_toml(config: ExperimentConfig) -> str:
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"title", "methods", "settings"}))
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True, exclude=PRESENTATION))
 
 
 def _assemble(folder: Path, configs: dict[str, ExperimentConfig], seeds: int, command: str) -> Reproduction:
@@ -267,11 +271,11 @@ def _assemble_settings(
     """Assemble Table 1 with each setting; also return the results by folder."""
     tables, every = [], []
     for name in config.settings:
-        part, own = config.with_setting(name), _setting_folder(folder, config, name)
+        part, own = config.with_setting(name), _setting_folder(folder, name)
         keys = _possible(part.methods, part.simulation)
-        results = claims.read_results([seed_folder(own, seed) for seed in range(seeds)], keys)
+        results = claims.read_results([seed_folder(own, seed) for seed in _seeds_of(config, seeds)], keys)
         label = f"users '{part.simulation.user}'" if experiment == "users" else attention_name(part.simulation)
-        tables.append(SettingRows(label, claims.method_rows(results, keys)))
+        tables.append(SettingRows(label, claims.method_rows(results, keys), len(_seeds_of(config, seeds))))
         every.append((own, results))
     flat = [{"setting": table.name} | _flat(row, METRICS) for table in tables for row in table.rows]
     _write(folder / f"{experiment}.parquet", pl.DataFrame(flat, infer_schema_length=None))
