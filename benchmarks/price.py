@@ -11,6 +11,7 @@ trees of 31 leaves, without early stopping. Ours and LightGBM alternate; the med
 
 from __future__ import annotations
 
+import compileall
 import os
 import statistics
 import subprocess
@@ -71,6 +72,7 @@ def prepared(part: str, folder: Path, *, quick: bool) -> Path:
 
 def compared(part: str, folder: Path, *, runs: int) -> Iterator[Bar]:
     """Train both in turn, and compare the medians."""
+    compileall.compile_dir(Path(urank.__file__).parent, quiet=2)
     ours, theirs = [], []
     for number in range(runs):
         model = folder.with_name(f"model-{number}")

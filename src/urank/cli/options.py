@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,21 @@ from urank.ray.cluster import Cluster
 
 if TYPE_CHECKING:
     from urank.log.reader import Log
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Hide pandas and scikit-learn from LightGBM, which imports them for interfaces that no command uses.
+
+    They take half a second of CPU time.
+    """
+    hidden: dict[str, Any] = {name: None for name in ("pandas", "sklearn") if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def command(

@@ -25,6 +25,7 @@ from urank.cli.options import (
     command,
     left_out_notes,
     print_notes,
+    quick_imports,
     refuse_url,
 )
 from urank.config import deep_merge, read_toml, validate
@@ -81,7 +82,8 @@ def run_command(
 
     Example: `urank run log.parquet -o job -c position=rank`
     """
-    from urank.pipeline import RUN_STEPS, run  # slow to import, like torch
+    with quick_imports():
+        from urank.pipeline import RUN_STEPS, run  # slow to import, like torch
     from urank.report.evaluation_report import print_evaluation
 
     checked = _settings(config, settings)
@@ -149,7 +151,8 @@ def train_command(
 
     Example: `urank train prepared -o model --click-model monotone --ensemble 3`
     """
-    from urank.pipeline import TRAIN_STEPS, train  # slow to import, like torch
+    with quick_imports():
+        from urank.pipeline import TRAIN_STEPS, train  # slow to import, like torch
     from urank.report.click_report import print_fit, write_fit
 
     checked = _settings(config, settings)
