@@ -1,7 +1,7 @@
-"""Click models: how near they come to the truth, how fast they train, and how memory grows with the log.
+"""Click models: how near they come to the truth, and how fast they train.
 
-    python -m benchmarks clicks            the default two-logger simulation, 5 seeds; MSLR, MQ2008 and the hotel log
-                                           where the data is at hand
+    python -m benchmarks clicks            the default two-logger simulation, 5 seeds; MSLR and MQ2008 where the data is
+                                           at hand
 
 Real data is looked for in ../shared/data or $URANK_DATA; without it those parts are left out, and it is said.
 """
@@ -17,13 +17,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import torch
 from rich.console import Console
 
-import urank
-from benchmarks.harness import REAL_DATA, Bar, median_seconds, peak_memory
-from benchmarks.log import write_log
+from benchmarks.harness import REAL_DATA, Bar, median_seconds
 from benchmarks.simulated import simulated
 from urank.clicks.click_settings import ClickConfig, ClickFamily, GbdtConfig
 from urank.clicks.families import build_network, click_loss
@@ -36,9 +33,8 @@ from urank.learning.features import Featurizer
 from urank.learning.training import seeded, train
 from urank.learning.training_settings import TrainingConfig
 from urank.log.dataset import Dataset
-from urank.log.ragged import at_positions
 
-FAMILIES: tuple[ClickFamily, ...] = ("monotone", "factorised", "vector", "position", "gbdt")
+FAMILIES: tuple[ClickFamily, ...] = ("shrunk", "monotone", "factorised", "vector", "position", "gbdt")
 console = Console(stderr=True)
 
 
@@ -47,26 +43,21 @@ def run(*, quick: bool) -> Iterator[Bar]:
         folder = Path(name)
         yield from _accuracy(folder, seeds=1 if quick else 5, queries=500 if quick else None)
         yield from throughput(folder, queries=1_000 if quick else 10_000)
-        yield from _memory(folder, quick=quick)
         if REAL_DATA.is_dir():
             yield from _letor(folder, quick=quick)
-            yield from _hotel(folder, quick=quick)
         else:
-            console.print(f"no real data at {REAL_DATA}: MSLR, MQ2008 and the hotel log are left out")
+            console.print(f"no real data at {REAL_DATA}: MSLR and MQ2008 are left out")
 
 
 def _accuracy(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
-    """Test log loss of every family against pbm and the oracle, and the paper's RQ2: AUC of A1 and A2."""
+    """Test log loss of every family against pbm and the oracle."""
     losses: dict[str, list[float]] = {}
-    areas: dict[str, list[float]] = {}
     with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(one_seed, folder / str(seed), seed, queries) for seed in range(seeds)]
         for seed, job in enumerate(jobs):
-            ratios, auc = job.result()
+            ratios = job.result()
             for name, ratio in ratios.items():
                 losses.setdefault(name, []).append(ratio)
-            for name, area in auc.items():
-                areas.setdefault(name, []).append(area)
             shown = ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
             console.print(f"seed {seed}: log loss / oracle's: {shown}", highlight=False)
     for family in FAMILIES:
@@ -76,12 +67,10 @@ def _accuracy(folder: Path, seeds: int, queries: int | None) -> Iterator[Bar]:
         spread = float(np.std(values))
         goal = 1.01 if name == "best on valid, ensemble of 3" else None
         yield Bar(f"{name}: log loss / oracle's, mean (sd {spread:.4f})", float(np.mean(values)), "", at_most=goal)
-    for name, values in areas.items():
-        yield Bar(f"RQ2 {name}: AUC", float(np.mean(values)), "")
 
 
-def one_seed(folder: Path, seed: int, queries: int | None) -> tuple[dict[str, float], dict[str, float]]:
-    """Log loss on test, as a ratio to the oracle's, of every family; AUC of A1 and A2 on every split."""
+def one_seed(folder: Path, seed: int, queries: int | None) -> dict[str, float]:
+    """Log loss on test, as a ratio to the oracle's, of every family."""
     torch.set_num_threads(1)
     config = SimulationConfig(seed=seed) if queries is None else SimulationConfig(seed=seed, queries=queries)
     dataset = simulated(folder, config)
@@ -94,15 +83,8 @@ def one_seed(folder: Path, seed: int, queries: int | None) -> tuple[dict[str, fl
         name: quality(*predictions({"": model}, dataset, "test")[""], positions=dataset.positions).log_loss / oracle
         for name, model in models.items()
     }
-    areas = {
-        f"{name} {split}": quality(
-            *predictions({"": fit.tried[family]}, dataset, split)[""], positions=dataset.positions
-        ).auc
-        for name, family in (("A1", "vector"), ("A2", "position"))
-        for split in ("train", "valid", "test")
-    }
     shutil.rmtree(folder)
-    return ratios, areas
+    return ratios
 
 
 def throughput(folder: Path, queries: int, part: str = "") -> Iterator[Bar]:
@@ -136,20 +118,6 @@ def throughput(folder: Path, queries: int, part: str = "") -> Iterator[Bar]:
     yield Bar("training: speed", stream.rows / seconds / 1e3, "thousand rows/s", part=part)
 
 
-def _memory(folder: Path, *, quick: bool) -> Iterator[Bar]:
-    """Peak memory of `urank train` at two sizes of the log."""
-    peaks = []
-    for rows in (20_000, 200_000) if quick else (1_000_000, 10_000_000):
-        log = write_log(folder / "log.parquet", rows)
-        urank.prepare(urank.read(log, drop=["item_id"]), folder / "prepared", overwrite=True)
-        flags = ("--click-model", "pbm", "--epochs", 1, "--no-onnx", "--quiet", "--overwrite")
-        megabytes, _ = peak_memory("-m", "urank", "train", folder / "prepared", "-o", folder / "model", *flags)
-        peaks.append(megabytes)
-        yield Bar(f"train on {rows:,} rows: peak memory", megabytes, "MB")
-        log.unlink()
-    yield Bar("train: memory at ten times the rows", peaks[1] / peaks[0], "times", at_most=1.5)
-
-
 def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
     """The simulated clicks on real documents."""
     for name, path in (("MSLR", REAL_DATA / "mslr"), ("MQ2008", REAL_DATA / "mq2008")):
@@ -161,43 +129,6 @@ def _letor(folder: Path, *, quick: bool) -> Iterator[Bar]:
         oracle = quality(*truth, positions=dataset.positions).log_loss
         yield Bar(f"{name}: log loss of {fit.model.name} / oracle's", model / oracle, "")
         yield Bar(f"{name}: log loss of {fit.model.name} / pbm's", model / pbm, "")
-
-
-def _hotel(folder: Path, *, quick: bool) -> Iterator[Bar]:
-    """The real hotel log: learned on ranked searches, click curves compared with those of the randomised ones."""
-    names = {"query_id": "srch_id", "click": "click_bool", "item_id": "prop_id", "policy": "random_bool"}
-    outcomes = ["booking_bool", "gross_bookings_usd", "date_time"]
-    raw = pl.read_csv(REAL_DATA / "expedia" / "searches.csv.gz", infer_schema_length=None).filter(
-        pl.col("position") <= 30
-    )
-    ranked, randomised = (raw.filter(pl.col("random_bool") == flag) for flag in (0, 1))
-    urank.prepare(urank.read(ranked, columns=names, drop=outcomes), folder / "hotel", valid=0.2, test=0)
-    dataset = Dataset(folder / "hotel")
-    fit = fit_clicks(dataset, ClickConfig(ensemble=1 if quick else 3))
-    log = urank.read(randomised, columns=names, drop=outcomes).frame()
-    position, click = log["position"].to_numpy().astype(np.int64), log["click"].to_numpy()
-    constant = np.full(len(click), np.log(click.mean()))
-    for who, log_p in {
-        fit.model.name: at_positions(fit.model.log_ctr(log), position),
-        "pbm": at_positions(fit.reference.log_ctr(log), position),
-        "constant": constant,
-    }.items():
-        found = quality(log_p, position, click, positions=dataset.positions)
-        yield Bar(f"hotel, randomised searches: log loss of {who}", found.log_loss, "")
-        yield Bar(f"hotel, randomised searches: AUC of {who}", found.auc, "")
-    predicted = np.exp(at_positions(fit.model.log_ctr(log), position))
-    stars = np.nan_to_num(log["prop_starrating"].to_numpy())
-    for group, rows in {"up to 3 stars": stars <= 3, "4 stars and more": stars >= 4}.items():
-        for places, inside in {
-            "1–3": position <= 3,
-            "4–10": (position > 3) & (position <= 10),
-            "11–30": position > 10,
-        }.items():
-            chosen = rows & inside
-            error = np.sqrt(click[chosen].mean() * (1 - click[chosen].mean()) / chosen.sum())
-            gap = (predicted[chosen].mean() - click[chosen].mean()) / error
-            rates = f"{predicted[chosen].mean():.3f} predicted, {click[chosen].mean():.3f} observed"
-            yield Bar(f"hotel, {group}, positions {places}: {rates}; gap in standard errors", float(gap), "")
 
 
 def _featurizer(dataset: Dataset) -> Featurizer:

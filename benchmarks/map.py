@@ -75,7 +75,7 @@ USERS: dict[str, dict[str, Any]] = {
     "neighbour": {"user": "neighbour"},
     "patience": {"user": "patience"},
 }
-SEEDS = {200: 4, 1_000: 2, 3_000: 2, 10_000: 1}
+SEEDS = {200: 4, 1_000: 3, 3_000: 3, 10_000: 1}
 """Seeds by the number of queries: small logs, whose results differ most, are cheap."""
 LOGGERS, NOISE = 2, 0.1
 NOISY, OTHER_NOISE = ("item1.5", "item0.3", "pbm", "grid"), (0.02, 0.3)

@@ -1,8 +1,8 @@
-"""The ranker: true utility against the libraries, honest estimates of it, and what the matching costs.
+"""The ranker: true utility against the libraries, and what the matching costs.
 
-    python -m benchmarks utility                    the default two-logger simulation, 5 seeds; bids; the coverage of
-                                                    intervals; MSLR, MQ2008 and the hotel log where the data is at hand
-    python -m benchmarks utility --only coverage    one part; the results of the others stay as they are
+    python -m benchmarks utility                    the default two-logger simulation, 5 seeds; bids; MSLR and MQ2008
+                                                    where the data is at hand
+    python -m benchmarks utility --only bids        one part; the results of the others stay as they are
 
 Real data is looked for in ../shared/data or $URANK_DATA; without it those parts are left out, and it is said. XGBoost
 comes with `pip install -e .[bench]`.
@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from scipy.optimize import linear_sum_assignment
 
-from benchmarks.coverage import coverage
 from benchmarks.harness import REAL_DATA, Bar
-from benchmarks.hotel import hotel
 from benchmarks.peers import lightgbm_150, lightgbm_ranker, rows_of, xgboost_ranker
 from benchmarks.simulated import simulated
 from benchmarks.trees_time import trees_time
@@ -72,15 +70,13 @@ def parts(*, quick: bool) -> dict[str, Callable[[Path], Iterator[Bar]]]:
         "simulation": lambda folder: _simulated(folder, seeds=seeds, queries=queries),
         "bids": lambda folder: _bids(folder, seeds=min(seeds, 2), queries=queries),
         "trees": lambda folder: trees_time(folder, queries=300 if quick else 10_000),
-        "coverage": lambda folder: coverage(folder, logs=4 if quick else 200),
     }
     if not REAL_DATA.is_dir():
-        console.print(f"no real data at {REAL_DATA}: MSLR, MQ2008 and the hotel log are left out")
+        console.print(f"no real data at {REAL_DATA}: MSLR and MQ2008 are left out")
         return found
     return found | {
         "mslr": lambda folder: _letor(folder, "MSLR", REAL_DATA / "mslr", 20 if quick else 200, min(seeds, 2)),
         "mq2008": lambda folder: _letor(folder, "MQ2008", REAL_DATA / "mq2008", 20 if quick else 50, min(seeds, 2)),
-        "hotel": lambda folder: hotel(folder, REAL_DATA, quick=quick),
     }
 
 

@@ -236,8 +236,9 @@ def test_more_queries_do_not_turn_a_small_gain_into_a_larger_alpha() -> None:
     noise = (noise - noise.mean()) / noise.std()
     losses = {0.0: np.zeros(400) + 1.0, 0.25: np.zeros(400), 1.0: noise - 0.05}
     for times in (1, 100):
-        assert choose_alpha({alpha: np.tile(loss, times) for alpha, loss in losses.items()}) == 0.25
-    assert choose_alpha(losses | {1.0: noise - 0.07}) == 1.0
+        tiled = {alpha: np.tile(loss, times) for alpha, loss in losses.items()}
+        assert choose_alpha(tiled, 0.06) == 0.25
+    assert choose_alpha(losses | {1.0: noise - 0.07}, 0.06) == 1.0
 
 
 def test_weights_are_not_negative_and_seeds_repeat(item_users: Small, fit: Fit, block: Block) -> None:
