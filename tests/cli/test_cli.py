@@ -226,3 +226,15 @@ def test_an_interrupted_run_says_how_to_resume_and_does(simulated: Path, tmp_pat
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["my job"]
+
+
+def test_a_training_does_not_load_what_it_does_not_use() -> None:
+    script = (
+        "import sys\nfrom urank.cli.options import quick_imports\n"
+        "with quick_imports():\n    import urank.pipeline\n"
+        "assert 'lightgbm' in sys.modules\n"
+        "assert not {'pandas', 'sklearn'} & {name.partition('.')[0] for name in sys.modules}\n"
+        "import sklearn\n"  # which is there again
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
