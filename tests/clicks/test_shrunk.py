@@ -230,15 +230,18 @@ def test_without_it_items_are_seldom_told_apart(tmp_path: Path) -> None:
     assert sum(alpha == 0 for alpha in found) >= 3
 
 
-def test_more_queries_do_not_turn_a_small_gain_into_a_larger_alpha() -> None:
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=400)
-    noise = (noise - noise.mean()) / noise.std()
-    losses = {0.0: np.zeros(400) + 1.0, 0.25: np.zeros(400), 1.0: noise - 0.05}
-    for times in (1, 100):
-        tiled = {alpha: np.tile(loss, times) for alpha, loss in losses.items()}
-        assert choose_alpha(tiled, 0.06) == 0.25
-    assert choose_alpha(losses | {1.0: noise - 0.07}, 0.06) == 1.0
+@pytest.mark.parametrize(
+    ("over_quarter", "over_none", "alpha"),
+    [(0.07, 0.1, 0.25), (0.09, 0.1, 1.0), (0.07, 0.2, 1.0), (0.07, 0.05, 0.0)],
+    ids=["a quarter is as good", "all is better", "strong evidence", "a quarter is worse than none"],
+)
+@pytest.mark.parametrize("times", [1, 100])
+def test_alpha_depends_on_the_size_of_the_gain(over_quarter: float, over_none: float, alpha: float, times: int) -> None:
+    """Gains of α = 1 in standard deviations over queries; more queries turn no small gain into a larger α."""
+    noise = np.random.default_rng(0).normal(size=400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    losses = {0.0: noise + over_none, 0.25: noise + over_quarter, 1.0: np.zeros(400)}
+    assert choose_alpha({each: np.tile(loss, times) for each, loss in losses.items()}) == alpha
 
 
 def test_weights_are_not_negative_and_seeds_repeat(item_users: Small, fit: Fit, block: Block) -> None:

@@ -50,11 +50,11 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 POINTWISE = 0.3
 """Weight of the pointwise loss beside the listwise one."""
 
-ALPHA_EFFECT, CROSS_VALIDATED_EFFECT = 0.08, 0.06
-"""Mean gain in held-out loss for which a larger α is preferred, in standard deviations over queries. It is not in
-standard errors, because more queries make a useless gain significant: networks learn relevance and slope together, so
-even where attention is the same for all items some slope improves the likelihood, but not the order. Tiny logs, whose α
-is cross-validated, gain more by it than they risk. Chosen on simulations with seeds 400 to 406."""
+ALPHA_EFFECT, STRONG_EFFECT = 0.08, 0.15
+"""Mean gain in held-out loss for which a larger α is preferred, and one over α = 0 from which the best α is kept, in
+standard deviations over queries. They are not in standard errors, because more queries make a useless gain significant:
+networks learn relevance and slope together, so even where attention is the same for all items some slope improves the
+likelihood, but not the order. Chosen on simulations with seeds 400 to 406."""
 
 TREES_TOLERANCE = 2.0
 """Standard errors by which more trees must improve the held-out loss; a smaller gain is not worth their time."""
@@ -416,7 +416,7 @@ def _finish(
     stacks = {alpha: held_out.stacked(alpha, trees, weights) for alpha in ALPHAS}
     by_alpha = losses if losses is not None else {alpha: stack[1] for alpha, stack in stacks.items()}
     items = standard_score(by_alpha[ALPHAS[1]], by_alpha[0.0])
-    alpha = choose_alpha(by_alpha, ALPHA_EFFECT if losses is None else CROSS_VALIDATED_EFFECT)
+    alpha = choose_alpha(by_alpha)
     weights, by_list = stacks[alpha][0], stacks[0.0][1]
     shared = held_out.stacked(0.0, trees, weights, by_list=False)[1]
     flat = held_out.stacked(0.0, trees, weights, by_list=False, relevance=False)[1]
@@ -435,21 +435,25 @@ def _finish(
     }
 
 
-def choose_alpha(losses: Mapping[float, NDArray[np.float64]], effect: float) -> float:
+def choose_alpha(losses: Mapping[float, NDArray[np.float64]]) -> float:
     """Choose α by the held-out losses of the queries `[queries]` for each α.
 
-    0 if the smallest α above it is no better; else the smallest whose mean loss is within `effect` standard deviations
-    of the best.
+    0 if the smallest α above it is no better; the best if it is much better than 0 (`STRONG_EFFECT`); else the smallest
+    whose loss is within `ALPHA_EFFECT` of the best.
 
-    >>> choose_alpha({0.0: np.array([3.0, 3.0]), 0.25: np.array([2.0, 2.1]), 1.0: np.array([2.2, 1.9])}, 0.08)
+    >>> choose_alpha({0.0: np.array([3.0, 3.0]), 0.25: np.array([2.5, 3.4]), 1.0: np.array([3.4, 2.45])})
     0.25
+    >>> choose_alpha({0.0: np.array([3.0, 3.0]), 0.25: np.array([2.8, 2.7]), 1.0: np.array([2.0, 2.1])})
+    1.0
     """
     first, *more = sorted(losses)
     if losses[more[0]].sum() >= losses[first].sum():
         return first
     best = min(more, key=lambda alpha: float(losses[alpha].sum()))
-    limit = effect * math.sqrt(len(losses[best]))
-    return next(alpha for alpha in more if alpha == best or standard_score(losses[best], losses[alpha]) <= limit)
+    effect = {alpha: standard_score(losses[best], loss) / math.sqrt(len(loss)) for alpha, loss in losses.items()}
+    if effect[first] >= STRONG_EFFECT:
+        return best
+    return next(alpha for alpha in more if alpha == best or effect[alpha] <= ALPHA_EFFECT)
 
 
 def _compared(inputs: Inputs, network: ShrunkNetwork) -> Inputs:
