@@ -107,7 +107,9 @@ def with_blocks(text: str, found: dict[str, Any]) -> str:
         name = match[1]
         if name not in BLOCKS:
             raise SystemExit(f"a figure must be one of {', '.join(BLOCKS)}; got '{name}'")
-        made = f"*Measured {certificate(found['provenance'])}; {found['seeds']} seeds; {found['data']}.*"
+        settings = found["sweeps"].get(name)
+        data = f"{settings[0]['seeds']} seeds of each" if settings else f"{found['seeds']} seeds; {found['data']}"
+        made = f"*Measured {certificate(found['provenance'])}; {data}.*"
         return f"<!-- figure: {name} -->\n\n{BLOCKS[name](found)}\n\n{made}\n\n<!-- /figure -->"
 
     return FIGURE.sub(block, text)
