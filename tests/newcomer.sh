@@ -57,6 +57,7 @@ cp "$log" searches.csv.gz
 [[ -f job/report.html ]] || fail 'no report'
 
 step 'serve it'
+: > server.txt
 "$bin/urank" serve job/model --port 0 --log served --explore swap:0.1 > server.txt 2>&1 &
 server=$!
 for _ in {1..300}; do
