@@ -25,7 +25,6 @@ MADE = {"commit": "abc1234", "command": "urank reproduce all --seeds 2", "date":
 EARLIER_RESULTS = {
     "abtest",
     "clicks",
-    "frontier",
     "judge",
     "letor",
     "log",
